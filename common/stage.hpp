@@ -12,10 +12,11 @@
 #include "common/model/mlp.hpp"  // Mlp, loss, evaluate
 #include "common/parallel/accelerator.hpp"  // Accelerator
 #include "common/parallel/data_parallel.hpp"  // DataParallel
+#include "common/parallel/default_group.hpp"  // init_process_group, all_reduce, broadcast
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel
 #include "common/parallel/distributed_sampler.hpp"  // DistributedSampler
 #include "common/parallel/mirrored.hpp"  // Mirrored
-#include "common/parallel/process_group.hpp"  // init_process_group, all_reduce, broadcast
+#include "common/parallel/same_weights.hpp"  // expect_same_weights
 #include "common/training/batch_finder.hpp"  // find_batch_size
 #include "common/training/log.hpp"  // Log
 #include "common/training/optimizer.hpp"  // make_optimizer

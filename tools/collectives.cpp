@@ -19,7 +19,7 @@
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/meet/launchers.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 namespace ddp {
 namespace {

@@ -63,7 +63,7 @@ int run(int argc, char** argv, std::string& who) {
   if (size > 1) {
     init_process_group(options.stage, launch, device);
   }
-  Ranks ranks(device, find_default_process_group(), options.min_seconds);
+  Ranks ranks(device, world(), options.min_seconds);
   benchmark::AddCustomContext("libtorch", DDP_TORCH_VERSION);
   benchmark::AddCustomContext("device", device.is_cuda() ? "cuda" : "cpu");
   benchmark::AddCustomContext("ranks", std::to_string(size));

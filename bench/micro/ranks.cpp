@@ -1,7 +1,6 @@
 #include "bench/micro/ranks.hpp"
 
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +11,7 @@
 #include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/seconds_since.hpp"
+#include "common/device/device.hpp"
 
 namespace ddp::micro {
 
@@ -23,34 +23,27 @@ using Clock = std::chrono::steady_clock;
 /// when a step's gradients are ready.
 void Ranks::line_up() const {
   constexpr auto kLater = std::chrono::microseconds(100);
-  synchronize();
-  if (group_ == nullptr) {
+  synchronize(device_);
+  if (size() == 1) {
     return;
   }
-  if (group_->launch().num_nodes > 1) {
-    group_->barrier();
+  if (group_.launch().num_nodes > 1) {
+    group_.barrier();
     return;
   }
   const int64_t now = Clock::now().time_since_epoch().count();
   const torch::Tensor own = torch::full({1}, now, torch::dtype(torch::kInt64).device(device_));
-  const Clock::duration last(group_->all_gather(own).max().item<int64_t>());
+  const Clock::duration last(group_.all_gather(own).max().item<int64_t>());
   while (Clock::now().time_since_epoch() < last + kLater) {
     std::this_thread::yield();
   }
 }
 
-void Ranks::synchronize() const {
-  if (!device_.is_cpu()) {
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-  }
-}
-
 std::vector<double> Ranks::repeat_queued(const Piece& piece, int64_t times) const {
   constexpr int64_t kQueued = 10;  // number of runs between two meetings of the ranks
-  const c10::impl::VirtualGuardImpl guard(device_.type());
   const auto record = [&](std::deque<c10::Event>& events) {
     events.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-    events.back().record(guard.getStream(device_));
+    events.back().record(current_stream(device_));
   };
   std::vector<double> seconds;
   while (std::ssize(seconds) < times) {
@@ -62,7 +55,7 @@ std::vector<double> Ranks::repeat_queued(const Piece& piece, int64_t times) cons
       piece.run();
       record(ends);
     }
-    synchronize();
+    synchronize(device_);
     for (size_t i = 0; i < begins.size(); ++i) {
       seconds.push_back(begins[i].elapsedTime(ends[i]) / 1e3);
     }
@@ -86,8 +79,7 @@ std::vector<double> Ranks::repeat(const Piece& piece, int64_t times) const {
 }
 
 double Ranks::largest(double value) const {
-  return size() == 1 ? value
-                     : group_->all_gather(torch::full({1}, value, device_)).max().item<double>();
+  return group_.all_gather(torch::full({1}, value, device_)).max().item<double>();
 }
 
 void Ranks::agree_that_right(const Piece& piece) const {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 namespace ddp::micro {
 
@@ -24,15 +24,14 @@ struct Piece {
 /// Ranks at work. Every rank must make the same calls in the same order.
 class Ranks {
  public:
-  /// @param group must outlive this object; nullptr: a single rank
-  Ranks(const torch::Device& device, const ProcessGroup* group, double min_seconds)
+  /// @param group must outlive this object
+  Ranks(const torch::Device& device, const ProcessGroup& group, double min_seconds)
       : device_(device), group_(group), min_seconds_(min_seconds) {}
 
-  int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
-  int size() const { return group_ == nullptr ? 1 : group_->world_size(); }
+  int rank() const { return group_.rank(); }
+  int size() const { return group_.world_size(); }
   const torch::Device& device() const { return device_; }
-  /// Group of the ranks, if there are several.
-  const ProcessGroup& group() const { return *group_; }
+  const ProcessGroup& group() const { return group_; }
 
   /// Warms up, then repeats `piece` for the minimum time, 10 to 10,000 times. All ranks repeat it
   /// equally often, and start each repetition together.
@@ -42,7 +41,6 @@ class Ranks {
 
  private:
   void line_up() const;
-  void synchronize() const;
   std::vector<double> repeat(const Piece& piece, int64_t times) const;
   /// The same on a GPU, with queued work, as in a training step.
   std::vector<double> repeat_queued(const Piece& piece, int64_t times) const;
@@ -51,7 +49,7 @@ class Ranks {
   void agree_that_right(const Piece& piece) const;
 
   torch::Device device_;
-  const ProcessGroup* group_;
+  const ProcessGroup& group_;
   double min_seconds_;
 };
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/model/flat_parameters.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 namespace ddp {
 

@@ -1,12 +1,10 @@
-// common/backends/shm/communicator.hpp - collectives of a job's ranks on plain memory.
+// common/backends/communicator.hpp - collectives of a job's ranks on plain memory, without
+// LibTorch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 namespace ddp {
 
@@ -17,37 +15,21 @@ enum class DType : uint8_t {
   kByte,  ///< data that is only moved
 };
 
+constexpr size_t element_bytes(DType dtype) {
+  return dtype == DType::kByte ? 1 : dtype == DType::kFloat32 ? 4 : 8;
+}
+
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin };
-
-enum class Operation : uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather };
-
-/// Collective call, for messages and for the comparison between ranks over shared memory: two calls
-/// fit into a cache line, beside a counter.
-struct [[gnu::packed, gnu::aligned(4)]] Call {
-  uint32_t sequence = 0;  ///< number of collectives so far, this call included; wraps
-  Operation operation = Operation::kBarrier;
-  DType dtype = DType::kByte;
-  ReduceOp reduce_op = ReduceOp::kSum;  ///< for kAllReduce
-  uint8_t root = 0;  ///< for kBroadcast
-  uint64_t count = 0;  ///< elements of each rank
-  // Place of the rank's elements; may differ between ranks.
-  uint32_t region = 0;  ///< 0: in memory that is not shared
-  uint64_t region_offset = 0;  ///< bytes
-};
-
-size_t element_bytes(DType dtype);
-/// "all_reduce sum of 100 float32"
-std::string to_string(const Call& call);
-
-/// Exchanges texts between ranks that share no memory yet: returns every rank's text, by rank.
-/// Collective.
-using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// Number of backwards that failed on a rank, or kEnded.
 using Stop = uint32_t;
 inline constexpr Stop kEnded = UINT32_MAX;  ///< the rank has ended its training
+
 /// "has ended its training, this rank calls", for a rank that is at another stop than this rank.
-const char* how_stopped(Stop stop);
+constexpr const char* how_stopped(Stop stop) {
+  return stop == kEnded ? "has ended its training, this rank calls"
+                        : "goes on after a backward that failed there, this rank calls";
+}
 
 /// Collectives, which every rank must call in the same order, with the same counts. The calling
 /// thread does the work, so a call returns when its result is there. Two threads must not call at a

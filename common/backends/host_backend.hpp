@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/communicator.hpp"
 
 namespace ddp {
 

@@ -1,42 +1,47 @@
 #include "common/backends/registry.hpp"
 
+#include <algorithm>
+#include <array>
 #include <iostream>
+#include <regex>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/backends/gloo.hpp"
 #include "common/backends/host_backend.hpp"
 #include "common/backends/mpi/mpi_module.hpp"
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 #include "common/base/refuse.hpp"
+#include "common/base/seconds_since.hpp"
 #include "common/meet/board.hpp"
 #include "common/meet/launchers.hpp"
 
 namespace ddp {
 namespace {
 
-Board board_of(const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options) {
+using NewBackend = c10::intrusive_ptr<c10d::Backend>;
+using StorePointer = c10::intrusive_ptr<c10d::Store>;
+
+Board board_of(const StorePointer& store, const BackendOptions& options) {
   return {store, options.rank, options.world_size, options.timeout};
 }
 
 /// Meets the other ranks through the store; later calls use memory only.
-/// @throws the exceptions of shm::Communicator::connect()
+/// @throws the exceptions of shm::Collectives::connect()
 /// @throws TransientError naming the ranks that did not come in time
-c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                   const BackendOptions& options) {
+NewBackend connect_shm(const StorePointer& store, const BackendOptions& options) {
   Board board = board_of(store, options);
   return make_host_backend(
-      "shm", shm::Communicator::connect(options.rank, options.world_size, options.timeout,
-                                        [&board](const std::string& mine) {
-                                          return board.gather("shm", mine,
-                                                              "the start of --backend shm");
-                                        }));
+      "shm", shm::Collectives::connect(options.rank, options.world_size, options.timeout,
+                                       [&board](const std::string& mine) {
+                                         return board.gather("shm", mine,
+                                                             "the start of --backend shm");
+                                       }));
 }
 
 /// Shared memory if all ranks can share it, else Gloo.
-c10::intrusive_ptr<c10d::Backend> make_cpu_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                   const BackendOptions& options) {
+NewBackend make_cpu_backend(const StorePointer& store, const BackendOptions& options) {
   try {
-    return make_shm_backend(store, options);
+    return connect_shm(store, options);
   } catch (const shm::SeveralHosts&) {
     // Gloo connects the hosts.
   } catch (const shm::SegmentError& error) {
@@ -58,27 +63,28 @@ const MpiModule& need_mpi_module() {
   return *module;
 }
 
-}  // namespace
-
-std::string resolve_backend(const std::string& name, const torch::Device& device) {
-  if (name == "auto" && device.is_cuda()) {
-    return "nccl";
-  }
-  if (name.starts_with("nccl") && !device.is_cuda()) {
-    refuse("--backend {}: got device {}, expected a CUDA device; use --backend shm or gloo", name,
-           device.str());
-  }
-  if (name == "shm" && !device.is_cpu()) {
-    refuse("--backend shm: got device {}, expected the CPU; use --backend nccl", device.str());
-  }
-  return name;
+NewBackend make_nccl(const StorePointer& store, const BackendOptions& options) {
+  return cuda_module()->make_nccl_backend("nccl", store, options);
 }
 
-void check_launch(const std::string& name, const LaunchEnvironment& environment,
-                  const Variables& variables) {
-  if (name != "mpi") {
-    return;
+NewBackend make_nccl_legacy(const StorePointer& store, const BackendOptions& options) {
+  return cuda_module()->make_nccl_backend("nccl-legacy", store, options);
+}
+
+NewBackend make_mpi(const StorePointer&, const BackendOptions& options) {
+  return make_host_backend("mpi", need_mpi_module().connect(options.rank, options.world_size));
+}
+
+NewBackend make_shm(const StorePointer& store, const BackendOptions& options) {
+  try {
+    return connect_shm(store, options);
+  } catch (const shm::SegmentError& error) {
+    board_of(store, options).wait_for_readers("shm");
+    refuse("--backend shm: {}; use --backend gloo", error.what());
   }
+}
+
+void check_mpi_launch(const LaunchEnvironment& environment, const Variables& variables) {
   need_mpi_module();
   if (!is_mpi_world(environment, variables)) {
     refuse(
@@ -88,29 +94,99 @@ void check_launch(const std::string& name, const LaunchEnvironment& environment,
   }
 }
 
+/// The collective in the text of ProcessGroupNCCL's watchdog.
+std::optional<std::string> nccl_error(const std::string& what, std::chrono::milliseconds timeout) {
+  static const std::regex work("timeout: WorkNCCL\\(SeqNum=\\d+, OpType=(\\w+), NumelIn=(\\d+)");
+  std::smatch match;
+  if (std::regex_search(what, match, work)) {
+    return fmt::format("NCCL's {} of {} elements did not end within {} s", match.str(1),
+                       match.str(2), in_seconds(timeout));
+  }
+  return what == kNcclWatchdog ? std::optional(what) : std::nullopt;
+}
+
+std::optional<std::string> gloo_error(const std::string& what, std::chrono::milliseconds) {
+  if (what.find("[enforce fail at ") == std::string::npos) {
+    return std::nullopt;
+  }
+  return "Gloo got a message of another size than this rank expects: " + what;
+}
+
+/// Functions of a backend; kBackends has its traits.
+struct Row {
+  const char* name;
+  c10d::ProcessGroup::BackendType type;
+  NewBackend (*make)(const StorePointer& store, const BackendOptions& options);
+  void (*check)(const LaunchEnvironment& environment, const Variables& variables) = nullptr;
+  decltype(nccl_error)* error = nullptr;  ///< see backend_error()
+};
+using Type = c10d::ProcessGroup::BackendType;
+
+constexpr std::array<Row, kBackends.size()> kRows = {{
+    {"nccl", Type::NCCL, make_nccl, nullptr, nccl_error},
+    {"nccl-legacy", Type::NCCL, make_nccl_legacy, nullptr, nccl_error},
+    {"gloo", Type::GLOO, make_gloo_backend, nullptr, gloo_error},
+    {"mpi", Type::CUSTOM, make_mpi, check_mpi_launch},
+    {"shm", Type::CUSTOM, make_shm},
+}};
+
+/// @return null for "auto", and for a name that no row has
+const Row* find_row(std::string_view name) {
+  const auto* const row = std::ranges::find(kRows, name, &Row::name);
+  return row == kRows.end() ? nullptr : row;
+}
+
+}  // namespace
+
+std::string resolve_backend(const std::string& name, const torch::Device& device) {
+  if (name == "auto" && device.is_cuda()) {
+    return "nccl";
+  }
+  const BackendTraits& traits = traits_of(name);
+  if (device.is_cpu() ? !traits.on_cpu : !traits.on_cuda) {
+    refuse("--backend {}: got device {}, expected {}", name, device.str(),
+           device.is_cpu() ? "a CUDA device; use --backend shm or gloo"
+                           : "the CPU; use --backend nccl");
+  }
+  return name;
+}
+
+void check_launch(const std::string& name, const LaunchEnvironment& environment,
+                  const Variables& variables) {
+  if (const Row* const row = find_row(name); row != nullptr && row->check != nullptr) {
+    row->check(environment, variables);
+  }
+}
+
 c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
                                                const c10::intrusive_ptr<c10d::Store>& store,
                                                const BackendOptions& options) {
   if (name == "auto") {
     return make_cpu_backend(store, options);
   }
-  if (name == "shm") {
-    try {
-      return make_shm_backend(store, options);
-    } catch (const shm::SegmentError& error) {
-      board_of(store, options).wait_for_readers(name);
-      refuse("--backend shm: {}; use --backend gloo", error.what());
+  const Row* const row = find_row(name);
+  TORCH_CHECK(row != nullptr, "Expected backend auto, ", c10::Join(", ", backend_names()), ", got ",
+              name);
+  return row->make(store, options);
+}
+
+void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
+                    const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const Row* const row = find_row(traits_of(backend->getBackendName()).name);
+  const Type type = row == nullptr ? Type::CUSTOM : row->type;
+  group.setBackend(device.type(), type, backend);
+  group.setDefaultBackend(type);
+  group.setGroupName("world");
+}
+
+std::optional<std::string> backend_error(const std::string& what,
+                                         std::chrono::milliseconds timeout) {
+  for (const Row& row : kRows) {
+    if (const auto error = row.error == nullptr ? std::nullopt : row.error(what, timeout)) {
+      return error;
     }
   }
-  if (name == "gloo") {
-    return make_gloo_backend(store, options);
-  }
-  if (name == "mpi") {
-    return make_host_backend("mpi", need_mpi_module().connect(options.rank, options.world_size));
-  }
-  TORCH_CHECK(name.starts_with("nccl"),
-              "Expected backend auto, shm, gloo, mpi, nccl or nccl-legacy, got ", name);
-  return cuda_module()->make_nccl_backend(name, store, options);
+  return std::nullopt;
 }
 
 }  // namespace ddp

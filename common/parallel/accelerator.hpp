@@ -10,7 +10,7 @@
 #include "common/launch/options.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/same_weights.hpp"
 
 namespace ddp {
 
@@ -48,9 +48,10 @@ class Accelerator {
                                                                    site);
   }
 
-  /// Collective. Computes the gradients and their mean over the ranks.
+  /// Collective. Computes the gradients and their mean over the ranks. @param loss ()
   static void backward(const torch::Tensor& loss) { loss.backward(); }
-  /// Collective. @return the mean of the ranks' `tensor`, in new memory
+  /// Collective. @param tensor of any shape, floating-point, on any device
+  /// @return the mean of the ranks' `tensor`, in new memory on device()
   torch::Tensor reduce_mean(const torch::Tensor& tensor,
                             const CallSite& site = CallSite::current()) const {
     const torch::NoGradGuard no_grad;
@@ -60,6 +61,7 @@ class Accelerator {
   }
 
   /// Collective. Compares the ranks' weights and leaves the process group.
+  /// @throws the errors of expect_same_weights() and destroy_process_group()
   void end_training(const torch::nn::Module& model,
                     const CallSite& site = CallSite::current()) const {
     expect_same_weights(model, site);

@@ -1,17 +1,12 @@
 #include "common/parallel/collective_log.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <chrono>
-#include <regex>
 #include <string_view>
 #include <thread>
 #include <utility>
 
-#include "common/backends/cuda_module.hpp"
 #include "common/base/patience.hpp"
-#include "common/base/process_exit.hpp"
-#include "common/base/seconds_since.hpp"
 #include "common/meet/board.hpp"
 
 namespace ddp {
@@ -113,16 +108,6 @@ std::vector<int> ask_store(Board board, int world_size, bool timed_out) {
   return board.missing(kWaits);
 }
 
-/// Names the collective in the text of ProcessGroupNCCL's watchdog; returns other texts unchanged.
-std::string nccl_collective(const std::string& what, const std::string& timeout) {
-  static const std::regex work("timeout: WorkNCCL\\(SeqNum=\\d+, OpType=(\\w+), NumelIn=(\\d+)");
-  std::smatch match;
-  return std::regex_search(what, match, work)
-             ? fmt::format("NCCL's {} of {} elements did not end within {} s", match.str(1),
-                           match.str(2), timeout)
-             : what;
-}
-
 }  // namespace
 
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
@@ -140,24 +125,6 @@ std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
   }
   const int server = launch.store.server;
   return server >= 0 && server != launch.rank ? std::vector<int>{server} : std::vector<int>();
-}
-
-void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
-                           const LaunchEnvironment& launch,
-                           std::shared_ptr<const CollectiveLog> log) {
-  // A second connection to the store: the first may be blocked by a wait.
-  explain_thread_errors([store = store->clone(), launch, log = std::move(log),
-                         timeout = in_seconds(store->getTimeout())](const std::string& what) {
-    const std::string plain = nccl_collective(what, timeout);
-    if (plain == what && what != kNcclWatchdog) {
-      return what;
-    }
-    const std::vector<int> late = late_ranks(store, launch, /*timed_out=*/true);
-    return fmt::format(
-        "{}{}; called last: {}",
-        late.empty() ? "" : fmt::format("rank {} did not arrive: ", fmt::join(late, ", ")), plain,
-        log->last());
-  });
 }
 
 }  // namespace ddp

@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -90,11 +89,5 @@ class CollectiveLog {
 /// that serves the store, if it does not answer; none without a timeout, or if the store is gone
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out);
-
-/// Makes one line of the exception that NCCL's watchdog throws in its own thread after a timeout:
-/// the collective, the calling line, and the late ranks.
-void explain_nccl_timeouts(const c10::intrusive_ptr<c10d::Store>& store,
-                           const LaunchEnvironment& launch,
-                           std::shared_ptr<const CollectiveLog> log);
 
 }  // namespace ddp

@@ -11,14 +11,16 @@
 
 namespace ddp {
 
-/// Copies `module` to each of the devices. The copies share no memory with it. The state of the
-/// random generator does not change.
+/// Copies `module`, which must be Cloneable, to each of the devices. The copies share no memory
+/// with it. The state of the random generator does not change.
+/// @throws c10::Error from torch's clone()
 std::vector<std::shared_ptr<torch::nn::Module>> clone_to(const torch::nn::Module& module,
                                                          const std::vector<torch::Device>& devices);
 
 /// Threads, one for each device, with the device and the caller's streams as current.
 class DeviceThreads {
  public:
+  /// @throws c10::Error if there is no device, or a GPU twice: autograd has one thread for each
   explicit DeviceThreads(std::vector<torch::Device> devices);
   const std::vector<torch::Device>& devices() const noexcept { return devices_; }
   /// Calls `apply(i)` for every device at once. The first exception is rethrown when all are done.
@@ -42,15 +44,15 @@ class Replicas {
 
   /// Splits `input` along dimension 0 into a part for each device, and copies each part to its
   /// device. Sizes differ by at most one. On the input's own device the part is a view.
-  /// @param input (batch, ...)
+  /// @param input (batch, ...) on any device
+  /// @throws c10::Error if it requires a gradient
   std::vector<torch::Tensor> scatter(const torch::Tensor& input) const;
   /// Gives all replicas the module's weights, see Note [Replicas].
   void replicate();
   /// Concatenates the replicas' outputs on the first device. Its backward scatters the gradient,
   /// runs every replica's backward in parallel, and adds the replicas' gradients, in order, to the
   /// module's gradients. Autograd by itself would run the backward of CPU replicas one after the
-  /// other.
-  /// @return (batch, ...)
+  /// other. @param outputs (batch / devices, ...) each @return (batch, ...)
   torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const;
 
  private:
@@ -72,7 +74,8 @@ class DataParallel : public Replicas {
   DataParallel(const ModuleHolder& module, std::vector<torch::Device> devices)
       : Replicas(module.ptr(), std::move(devices)) {}
 
-  /// Calls forward of all replicas at the same time, each on its thread.
+  /// Calls forward of all replicas at the same time, each on its thread. The first exception is
+  /// rethrown.
   std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
     using Module = typename ModuleHolder::ContainedType;
     std::vector<torch::Tensor> outputs(inputs.size());
@@ -81,7 +84,7 @@ class DataParallel : public Replicas {
     return outputs;
   }
 
-  /// Calls all four.
+  /// Calls all four. @param input (batch, ...) @return (batch, ...) on the first device
   torch::Tensor forward(const torch::Tensor& input) {
     const std::vector<torch::Tensor> inputs = scatter(input);
     replicate();

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/parallel/default_group.hpp"
 #include "common/parallel/gradient_buckets.hpp"
-#include "common/parallel/process_group.hpp"
 
 namespace ddp {
 

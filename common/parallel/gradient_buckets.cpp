@@ -54,8 +54,7 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
                                  const ProcessGroup& process_group, const BucketSizes& sizes,
                                  const CallSite& site)
     : process_group_(process_group),
-      // Not by NCCL's AVG, which multiplies before it adds: other bits, and no sum in NVSwitch.
-      backend_divides_(process_group.backend_name() == "shm"),
+      backend_divides_(process_group.traits().divides),
       sizes_(sizes),
       site_(site),
       parameters_(std::move(parameters)),

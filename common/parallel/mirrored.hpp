@@ -28,6 +28,7 @@ class MirroredReplicas {
  public:
   /// @param model first replica, on devices.front(); Cloneable, without tied parameters, because
   /// LibTorch's clone() unties them
+  /// @throws c10::Error if there are tied parameters, no device, or a GPU twice
   MirroredReplicas(std::shared_ptr<torch::nn::Module> model, std::vector<torch::Device> devices);
 
   size_t size() const noexcept { return modules_.size(); }
@@ -36,10 +37,12 @@ class MirroredReplicas {
   /// Calls `apply(i)` for all replicas at the same time, each on its thread and device.
   void parallel_apply(c10::function_ref<void(size_t)> apply) { threads_.run(apply); }
   /// Replica i's share of a batch, on its device: every size()-th sample, from the i-th on.
+  /// @param batch (batch, ...) contiguous
   Batch share(const Batch& batch, size_t i) const;
   /// Gives every replica the mean of all gradients, in the order of the replicas.
   void average_gradients();
-  /// @param values a value of each replica @return their mean, on the first device
+  /// @param values of each replica, all of one shape @return their mean, float64, on the first
+  /// replica's device
   torch::Tensor mean(const std::vector<torch::Tensor>& values) const;
   /// @throws Error (1) naming a replica with other weights than the model
   void expect_same_weights() const;

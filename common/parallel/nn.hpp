@@ -1,7 +1,7 @@
 // common/parallel/nn.hpp - collectives through which gradients flow, as torch.distributed.nn.
 #pragma once
 
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 /// Each rank's loss may depend on all ranks' tensors, as a contrastive loss does. The gradient of a
 /// tensor is the sum of the gradients of all ranks' losses. Forward and backward are collective, so

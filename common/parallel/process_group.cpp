@@ -1,14 +1,10 @@
 #include "common/parallel/process_group.hpp"
 
 #include <ATen/record_function.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Logging.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <system_error>
@@ -22,49 +18,11 @@
 #include "common/base/process_exit.hpp"
 #include "common/base/refuse.hpp"
 #include "common/base/seconds_since.hpp"
-#include "common/device/hardware.hpp"
-#include "common/launch/stop_request.hpp"
-#include "common/meet/address.hpp"
-#include "common/meet/store.hpp"
-#include "common/model/flat_parameters.hpp"
+#include "common/device/device.hpp"
 #include "common/parallel/collective_log.hpp"
 
 namespace ddp {
 namespace {
-
-/// Settings that all ranks must share, for ProcessGroupOptions::settings.
-std::string shared_settings(const Options& options, int world_size) {
-  return fmt::format(
-      "program {}\n--total-epochs {}\n--save-every {}\n--global-batch {}\n--optimizer {}\n--lr {}\n"
-      "--seed {}\n--deterministic {}\n--dataset {}\n--dataset-size {}\n--hidden {}\n--layers {}\n"
-      "--batch-size auto {}\n--backend {}\n--bucket-mib {}\n--resume {}\n--metrics "
-      "{}\n--no-communication {}\n",
-      options.program, options.total_epochs, options.save_every,
-      options.find_batch && !options.global_batch
-          ? "as found"
-          : std::to_string(global_batch_of(options, world_size)),
-      options.optimizer,
-      options.learning_rate ? fmt::format("{}", *options.learning_rate) : "the optimizer's own",
-      options.seed, options.deterministic,
-      std::filesystem::path(options.dataset).filename().native(), options.dataset_size,
-      fmt::join(options.hidden, ","), fmt::join(options.layers, ","), options.find_batch,
-      options.backend, options.bucket_mib, options.resume, !options.metrics.empty(),
-      options.no_communication);
-}
-
-/// Network interface that the user wants: --interface, or the first in torch's own variable.
-/// @throws UsageError if this host does not have it
-std::string wanted_interface(const std::string& option) {
-  const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
-  std::string interface = option.empty() ? names.substr(0, names.find(',')) : option;
-  if (!interface.empty()) {
-    addresses_of_interface(interface);
-  }
-  return interface;
-}
-
-/// See Note [Default group].
-using DefaultGroup = std::unique_ptr<ProcessGroup>;
 
 /// Backends ignore strides, and that elements are lazily conjugated or negated.
 bool is_plain(const torch::Tensor& tensor) {
@@ -111,21 +69,24 @@ std::string stopped_rank(c10d::Store& store, Stop failed_backwards, uint64_t col
 }  // namespace
 
 ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
-                           c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
-                           std::shared_ptr<CollectiveLog> log, bool all_reduces, Connect connect)
+                           const torch::Device& device, Connect connect, bool all_reduces,
+                           std::shared_ptr<CollectiveLog> log)
     : launch_(std::move(launch)),
       store_(std::move(store)),
-      group_(std::move(group)),
       device_(device),
+      connect_(std::move(connect)),
+      group_(c10::make_intrusive<c10d::ProcessGroup>(store_, rank(), world_size())),
+      board_(store_, rank(), world_size(), store_->getTimeout()),
       log_(std::move(log)),
-      board_(store_, launch_.rank, launch_.world_size, store_->getTimeout()),
-      all_reduces_(all_reduces),
-      connect_(std::move(connect)) {}
+      all_reduces_(all_reduces) {
+  attach_backend(*group_, device_, connect_(store_, rank(), world_size()));
+  traits_ = traits_of(backend_name());
+}
 
 ProcessGroup::~ProcessGroup() {
   if (is_subgroup_ && !device_.is_cpu() && std::uncaught_exceptions() == 0) {
     try {  // else NCCL's destructor aborts running collectives
-      c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+      current_stream(device_).synchronize();
       group_->getDefaultBackend()->shutdown();
     } catch (const std::exception&) {  // the device's next call throws it again
     }
@@ -143,12 +104,13 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
              fmt::join(ranks, " "), world_size() - 1);
     }
   }
-  if (backend_name() == "mpi") {
+  if (!traits_.has_subgroups) {
     refuse(
-        "ranks of a group: got --backend mpi, which connects all ranks of its world, expected shm, "
-        "gloo or nccl");
+        "ranks of a group: got --backend {}, which connects all ranks of its world, expected shm, "
+        "gloo or nccl",
+        backend_name());
   }
-  if (device_.is_cuda()) {
+  if (traits_.has_watchdog) {
     explain_thread_errors({});  // it would report ranks outside of a group as late
   }
   const auto own = std::ranges::find(ranks, rank());
@@ -161,10 +123,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
   const auto server = std::ranges::find(ranks, launch_.store.server);
   launch.store.server = server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
-  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, launch.rank, launch.world_size);
-  attach_backend(*group, device_, connect_(store, launch.rank, launch.world_size));
-  auto subgroup = std::make_unique<ProcessGroup>(
-      launch, store, group, device_, std::make_shared<CollectiveLog>(), all_reduces_, connect_);
+  auto subgroup = std::make_unique<ProcessGroup>(launch, store, device_, connect_, all_reduces_);
   subgroup->is_subgroup_ = true;
   return subgroup;
 }
@@ -206,7 +165,7 @@ void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& 
 
 // Gloo's own clock runs on while a job is suspended, so wait_over_gloo() has the limit.
 std::chrono::milliseconds ProcessGroup::limit_of_c10d() const {
-  return backend_name() == "gloo" ? kNoLimit : c10d::kUnsetTimeout;
+  return traits_.waits_in_slices ? kNoLimit : c10d::kUnsetTimeout;
 }
 
 void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op,
@@ -228,7 +187,7 @@ ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& te
   if (!all_reduces_) {
     return {};
   }
-  if (averages && backend_name() == "gloo") {  // it has no AVG
+  if (averages && !traits_.has_average) {
     const torch::NoGradGuard no_grad;
     tensor.front().div_(world_size());
     op = c10d::ReduceOp::SUM;
@@ -242,8 +201,7 @@ void ProcessGroup::wait(const Work& work) const {
   if (!work) {
     return;
   }
-  c10d::Backend& backend = *group_->getDefaultBackend();
-  if (backend.getBackendName() != "gloo") {
+  if (!traits_.waits_in_slices) {
     work->wait();
     return;
   }
@@ -266,7 +224,8 @@ void ProcessGroup::wait(const Work& work) const {
     }
   };
   try {
-    wait_over_gloo(backend, *work, store_->getTimeout(), [&] { return !stopped().empty(); });
+    wait_over_gloo(*group_->getDefaultBackend(), *work, store_->getTimeout(),
+                   [&] { return !stopped().empty(); });
   } catch (const std::exception& error) {
     if (const std::string who = stopped(); !who.empty()) {
       throw Error(ExitCode::kTrainingFailed, fmt::format("{} {}", who, log_->of(*work)));
@@ -325,15 +284,11 @@ ProcessGroup::Work ProcessGroup::start_broadcast(const torch::Tensor& tensor, in
 }
 
 void ProcessGroup::broadcast(const torch::Tensor& tensor, int root, const CallSite& site) const {
-  // In pieces over Gloo, because each wait has the limit --timeout.
-  constexpr int64_t kPieceBytes = 4 << 20;
   on_contiguous(tensor, [&](const torch::Tensor& whole) {
-    const int64_t piece_elements = backend_name() == "gloo"
-                                       ? kPieceBytes / static_cast<int64_t>(whole.element_size())
-                                       : whole.numel();
+    const int64_t piece = traits_.piece_bytes / static_cast<int64_t>(whole.element_size());
     std::vector<Work> works;
-    for (const torch::Tensor& piece : whole.view(-1).split(piece_elements)) {
-      works.push_back(start_broadcast(piece, root, site));
+    for (const torch::Tensor& part : whole.view(-1).split(std::min(piece, whole.numel()))) {
+      works.push_back(start_broadcast(part, root, site));
     }
     for (const Work& work : works) {
       wait(work);
@@ -393,7 +348,7 @@ torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSit
   const torch::NoGradGuard no_grad;
   const torch::Tensor rows = plain(input);
   expect_rows("all_to_all of", rows);
-  if (device_.is_cpu() && backend_name() != "gloo") {  // the others have no all-to-all
+  if (!traits_.has_all_to_all) {
     return all_gather(rows, site).select(1, rank()).contiguous();
   }
   const torch::Tensor output = torch::empty_like(rows);
@@ -415,7 +370,7 @@ void ProcessGroup::pass(const char* kind, const torch::Tensor& tensor, int peer,
   std::vector<torch::Tensor> one{bytes_of(tensor)};
   try {
     const Work work = message(*group_->getDefaultBackend(), one);
-    if (backend_name() != "gloo") {
+    if (!traits_.waits_in_slices) {
       work->wait();
     } else if (!ask_in_time([work] { return work->wait(kNoLimit); }, store_->getTimeout())) {
       work->abort();
@@ -452,7 +407,7 @@ void ProcessGroup::barrier(const CallSite& site) const {
     return backend.allreduce(one, {.timeout = limit_of_c10d()});
   }));
   if (!device_.is_cpu()) {  // wait() blocks only the device's stream
-    c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+    current_stream(device_).synchronize();
   }
 }
 
@@ -462,167 +417,6 @@ torch::Tensor ProcessGroup::allocate(int64_t numel, torch::ScalarType dtype) con
   return device_.is_cpu() && backend->supportsTensorAlloc(device_.index())
              ? backend->allocateTensor(numel, options)
              : torch::empty({numel}, options);
-}
-
-void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
-                    const c10::intrusive_ptr<c10d::Backend>& backend) {
-  using Type = c10d::ProcessGroup::BackendType;
-  const std::string name = backend->getBackendName();
-  const Type type = name.starts_with("nccl") ? Type::NCCL
-                    : name == "gloo"         ? Type::GLOO
-                                             : Type::CUSTOM;
-  group.setBackend(device.type(), type, backend);
-  group.setDefaultBackend(type);
-  group.setGroupName("world");
-}
-
-std::string shared_device(const std::vector<std::string>& devices) {
-  for (size_t rank = 1; rank < devices.size(); ++rank) {
-    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
-    const auto first = std::find(devices.begin(), here, *here);
-    if (first != here && !here->empty()) {
-      return fmt::format(
-          "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
-          "all devices of its node, or one of its own (--gpus-per-task=1)",
-          first - devices.begin(), rank, *here);
-    }
-  }
-  return "";
-}
-
-namespace {
-
-std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
-                                                   const torch::Device& device,
-                                                   const ProcessGroupOptions& options) {
-  // Silences c10d, which logs errors with backtraces before it throws them.
-  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
-  c10::initLogging();
-  // Rounded up, because c10d takes zero for no timeout.
-  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
-      std::chrono::duration<double>(options.timeout_seconds));
-  const std::string name = resolve_backend(options.backend, device);
-  check_launch(name, launch);
-  const std::string interface = wanted_interface(options.interface);
-  if (!interface.empty()) {
-    // "=": exactly this name, not all names that begin with it.
-    setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
-  }
-  if (launch.world_size > 1) {
-    survive_broken_connections();
-  }
-  const Rendezvous meeting = rendezvous(launch, interface, timeout);
-  launch.store.server = meeting.server;
-  const auto group =
-      c10::make_intrusive<c10d::ProcessGroup>(meeting.store, launch.rank, launch.world_size);
-  const auto log = std::make_shared<CollectiveLog>();
-  const auto address = std::make_shared<std::string>();
-  const auto connect = [name, device, timeout, address](
-                           const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
-    return make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
-                        {.rank = rank,
-                         .world_size = world_size,
-                         .device = device,
-                         .timeout = timeout,
-                         .address = *address});
-  };
-  auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, group, device, log,
-                                                      options.all_reduces, connect);
-  process_group->board().same(
-      "settings",
-      fmt::format("version {}\nworld size {}\nnodes: {}\ndevice {}\n{}", DDP_VERSION,
-                  launch.world_size, launch.num_nodes > 1 ? "several" : "one",
-                  c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
-  // Later than the comparison: a rank that finds one node does not tell its address.
-  *address = address_for_peers(launch, interface, meeting, process_group->board());
-  if (device.is_cuda()) {
-    // Ranks with different host ids may share a device: NCCL then sends through its sockets.
-    const char* const host_id = std::getenv("NCCL_HOSTID");
-    process_group->board().check(
-        "devices", cuda_device_uuid(device.index()) + (host_id != nullptr ? host_id : ""),
-        shared_device);
-    explain_nccl_timeouts(meeting.store, launch, log);
-  }
-  attach_backend(*group, device, connect(meeting.store, launch.rank, launch.world_size));
-  if (process_group->backend_name() == "gloo") {
-    explain_thread_errors([log](const std::string& what) {
-      return what.find("[enforce fail at ") == std::string::npos
-                 ? what
-                 : "Gloo got a message of another size than this rank expects: " + what +
-                       "; called last: " + log->last();
-    });
-  }
-  // Keeps the group until an error is printed, because the other ranks notice its end.
-  at_train_end([group] {});
-  return process_group;
-}
-
-}  // namespace
-
-void init_process_group(const Options& options, const LaunchEnvironment& launch,
-                        const torch::Device& device) {
-  init_process_group(launch, device,
-                     {.backend = options.backend,
-                      .timeout_seconds = options.timeout_seconds,
-                      .interface = options.interface,
-                      .settings = shared_settings(options, launch.world_size),
-                      .all_reduces = !options.no_communication});
-}
-
-void init_process_group(LaunchEnvironment launch, torch::Device device,
-                        const ProcessGroupOptions& options) {
-  DefaultGroup& group = of_this_rank<DefaultGroup>();
-  group.reset();  // may own the launch() and device() that were given: these are copies
-  group = create_process_group(std::move(launch), device, options);
-  // Before LibTorch's and NCCL's own data of the thread are destroyed.
-  at_train_end([&group] { group.reset(); });
-}
-
-void destroy_process_group(const CallSite& site) {
-  const ProcessGroup& group = default_process_group();
-  group.end_training();
-  depart(group.board(), fmt::format("destroy_process_group ({})", site.text()));
-  group.c10d_group()->getDefaultBackend()->shutdown();
-  // Keeps the object until `train` has ended, because other objects refer to it.
-  at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(of_this_rank<DefaultGroup>()))] {});
-}
-
-const ProcessGroup* find_default_process_group() {
-  return of_this_rank<DefaultGroup>().get();
-}
-
-const ProcessGroup& default_process_group() {
-  const ProcessGroup* const group = find_default_process_group();
-  TORCH_CHECK(group != nullptr, "Expected init_process_group() to have been called, got no group");
-  return *group;
-}
-
-void expect_same_weights(const torch::nn::Module& module, const CallSite& site) {
-  const ProcessGroup& process_group = default_process_group();
-  if (!process_group.all_reduces()) {
-    return;
-  }
-  const auto half_of = [hash = parameter_hash(module)](size_t begin) {
-    return static_cast<int64_t>(std::stoull(hash.substr(begin, 16), nullptr, 16));
-  };
-  const torch::Tensor own = torch::tensor({half_of(0), half_of(16)}, torch::kInt64);
-  const torch::Tensor of_ranks =
-      process_group.all_gather(own.to(process_group.device()), site.in("expect_same_weights"))
-          .to(torch::kCPU);
-  const auto digest = [&of_ranks](int rank) {
-    return fmt::format("{:016x}", static_cast<uint64_t>(of_ranks[rank][0].item<int64_t>()));
-  };
-  std::string others;
-  for (int rank = 1; rank < process_group.world_size(); ++rank) {
-    if (!of_ranks[rank].equal(of_ranks[0])) {
-      others +=
-          fmt::format("{}rank {} has digest {}", others.empty() ? "" : ", ", rank, digest(rank));
-    }
-  }
-  if (!others.empty()) {
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("the weights differ: {}, expected rank 0's {}", others, digest(0)));
-  }
 }
 
 }  // namespace ddp

@@ -1,7 +1,6 @@
 // common/parallel/process_group.hpp - the ranks of a job, and their collectives.
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/launch/options.hpp"
+#include "common/backends/traits.hpp"
 #include "common/meet/board.hpp"
 #include "common/meet/launch.hpp"
 #include "common/parallel/collective_log.hpp"
@@ -21,10 +20,8 @@ namespace ddp {
 
 /// Group of ranks with a backend and its collectives, around c10d's process group. All ranks make
 /// the same calls in the same order. A call throws when --timeout has passed. The message names the
-/// late ranks and the calling line, which c10d's own messages do not.
-///
-/// Note [Default group]: as in Python, init_process_group() makes the group that is used wherever
-/// no group is given, in every thread of the process.
+/// late ranks and the calling line, which c10d's own messages do not. The many functions are c10d's
+/// collectives, each with and without waiting.
 ///
 /// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed
 /// there alone, makes other calls than the ranks that wait for it. So it says how many collectives
@@ -33,16 +30,20 @@ namespace ddp {
 class ProcessGroup {
  public:
   using Work = c10::intrusive_ptr<c10d::Work>;
-  /// Makes a backend of ranks that meet at `store`.
+  /// Makes a backend of the ranks that meet at `store`.
   using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
 
+  /// Collective. Connects the backend.
+  /// @param launch rank, world size, and the rank that serves `store`, for messages
+  /// @param store place of these ranks alone; its timeout is the limit of every collective
+  /// @param device device of all tensors; over Gloo, shm and MPI the CPU, as a rule
+  /// @param connect makes the backend, and those of subgroup(); its errors pass through
   /// @param all_reduces false: all_reduce() does not change tensors, for --no-communication
-  /// @param connect makes the backends of subgroup()
+  /// @param log receives the calls, also for threads of the backend
   ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::Store> store,
-               c10::intrusive_ptr<c10d::ProcessGroup> group, torch::Device device,
-               std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>(),
-               bool all_reduces = true, Connect connect = {});
+               const torch::Device& device, Connect connect, bool all_reduces = true,
+               std::shared_ptr<CollectiveLog> log = std::make_shared<CollectiveLog>());
   /// Waits for the collectives of a subgroup on a GPU.
   ~ProcessGroup();
   ProcessGroup(const ProcessGroup&) = delete;
@@ -52,14 +53,16 @@ class ProcessGroup {
   int world_size() const noexcept { return launch_.world_size; }
   const LaunchEnvironment& launch() const noexcept { return launch_; }
   const torch::Device& device() const noexcept { return device_; }
+  /// Empty in a world without init_process_group().
   std::string backend_name() const { return group_->getDefaultBackend()->getBackendName(); }
+  const BackendTraits& traits() const noexcept { return traits_; }
   bool all_reduces() const noexcept { return all_reduces_; }
 
   /// Collective over this group, also for ranks that are not in `ranks`. Makes a group with the
   /// same backend and its own numbers of ranks, also in messages: the first of `ranks` is rank 0.
   /// @return null on a rank that is not in `ranks`
   /// @throws UsageError if `ranks` differs between ranks, repeats a rank or has an unknown rank;
-  /// or over MPI, which connects all ranks of its world
+  /// or if the backend has no subgroups, as MPI
   std::unique_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks) const;
 
   /// Sums `tensor` over all ranks, in place. Any shape, on device().
@@ -74,7 +77,9 @@ class ProcessGroup {
                         const CallSite& site = CallSite::current()) const;
   /// @throws Error (1) naming the late ranks, if they are known
   void wait(const Work& work) const;
-  /// Copies the root's `tensor` to all ranks, in place.
+  /// Copies the root's `tensor` to all ranks, in place. Any shape and strides, the same shape and
+  /// type on all ranks: a difference is an Error over shm, and undefined over other backends.
+  /// @param root 0 to world_size() - 1
   void broadcast(const torch::Tensor& tensor, int root = 0,
                  const CallSite& site = CallSite::current()) const;
   /// The same without waiting. @param tensor contiguous
@@ -146,84 +151,15 @@ class ProcessGroup {
 
   LaunchEnvironment launch_;
   c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   torch::Device device_;
+  Connect connect_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  BackendTraits traits_;
   mutable Board board_;  // counts its calls
   std::shared_ptr<CollectiveLog> log_;  // the backend's threads read it too
   bool all_reduces_;
-  Connect connect_;
   bool is_subgroup_ = false;
   mutable uint32_t failed_backwards_ = 0;
 };
-
-/// Options of init_process_group(), for programs without Options.
-struct ProcessGroupOptions {
-  std::string backend = "auto";  ///< value of --backend
-  double timeout_seconds = 600;  ///< limit for the rendezvous and for every collective
-  std::string interface = {};  ///< network interface for the collectives; empty: found by itself
-  /// Settings that all ranks must share, such as a batch size, line by line.
-  std::string settings = {};
-  bool all_reduces = true;  ///< false: only for measuring, see ProcessGroup
-};
-
-/// Collective. Meets the other ranks at the store of `launch`, checks that all ranks have the same
-/// settings, connects the backend, and makes the default group.
-/// @throws TransientError naming the missing ranks, a port that is taken or a host name that stays
-/// unknown
-/// @throws UsageError if the ranks' settings differ or two ranks have the same GPU
-///
-/// May be called again after destroy_process_group(). Works in any main(), and ignores SIGPIPE from
-/// then on. Under run_rank() and spawn() an error is also a line and an exit code, and no rank
-/// outlives its launcher.
-void init_process_group(const Options& options, const LaunchEnvironment& launch,
-                        const torch::Device& device);
-void init_process_group(LaunchEnvironment launch, torch::Device device,
-                        const ProcessGroupOptions& options = {});
-/// Collective. Waits until every rank has called it, so that the store outlives all ranks, then
-/// closes the connections. Without this call, as after an exception, connections break, and peers
-/// see an error.
-void destroy_process_group(const CallSite& site = CallSite::current());
-
-/// @return the default group, see its Note; null if there is none, as in stage 01
-const ProcessGroup* find_default_process_group();
-/// @throws c10::Error if there is none
-const ProcessGroup& default_process_group();
-
-/// Sums `tensor` over the ranks of the default group, in place.
-inline void all_reduce(const torch::Tensor& tensor,
-                       c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
-                       const CallSite& site = CallSite::current()) {
-  default_process_group().all_reduce(tensor, op, site);
-}
-/// Copies the root's `tensor` to all ranks of the default group, in place.
-inline void broadcast(const torch::Tensor& tensor, int root = 0,
-                      const CallSite& site = CallSite::current()) {
-  default_process_group().broadcast(tensor, root, site);
-}
-/// Collective over the default group: a group of some of its ranks, see ProcessGroup::subgroup().
-inline std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
-  return default_process_group().subgroup(ranks);
-}
-inline void barrier(const CallSite& site = CallSite::current()) {
-  default_process_group().barrier(site);
-}
-/// Collective. Allocates memory that the ranks share, if the backend has shared memory.
-inline torch::Tensor allocate(int64_t numel, torch::ScalarType dtype) {
-  return default_process_group().allocate(numel, dtype);
-}
-
-/// Collective. Checks that all ranks' weights have the same bits, unless --no-communication was
-/// given.
-/// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
-void expect_same_weights(const torch::nn::Module& module,
-                         const CallSite& site = CallSite::current());
-
-/// Names the first pair of ranks that use the same CUDA device. Objection for Board::check().
-/// @param devices UUIDs by rank; "" if unknown
-std::string shared_device(const std::vector<std::string>& devices);
-
-/// Makes `backend` the backend of `group` for `device`.
-void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
-                    const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace ddp

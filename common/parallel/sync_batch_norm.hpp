@@ -15,7 +15,7 @@ namespace ddp {
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
-  /// @param process_group null: the default group at each forward()
+  /// @param process_group null: world() at each forward()
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
                              const ProcessGroup* process_group = nullptr)
       : NormImplBase(its_options), process_group_(process_group) {}

@@ -2,7 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -19,8 +18,8 @@
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"
-#include "common/device/hardware.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/device/device.hpp"
+#include "common/parallel/default_group.hpp"
 
 namespace ddp {
 namespace {
@@ -97,9 +96,7 @@ int64_t host_budget(const Options& options) {
   if (options.memory_limit_bytes) {
     return *options.memory_limit_bytes - resident_bytes();
   }
-  const ProcessGroup* const group = find_default_process_group();
-  const int sharers = group == nullptr ? 1 : group->launch().local_world_size;
-  return memory_per_rank(find_allowance(1).memory_bytes, sharers);
+  return memory_per_rank(find_allowance(1).memory_bytes, world().launch().local_world_size);
 }
 
 void release_memory(const torch::Device& device) {
@@ -111,12 +108,8 @@ void release_memory(const torch::Device& device) {
 
 /// Smallest `value` over the ranks.
 int64_t least_over_ranks(int64_t value, const CallSite& site) {
-  const ProcessGroup* const group = find_default_process_group();
-  if (group == nullptr) {
-    return value;
-  }
   const torch::Tensor own = torch::full({1}, value, torch::TensorOptions(torch::kInt64));
-  return group->all_gather(own.to(group->device()), site).min().item<int64_t>();
+  return world().all_gather(own.to(world().device()), site).min().item<int64_t>();
 }
 
 }  // namespace
@@ -161,9 +154,7 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
     release_memory(device);
     try {
       try_step(batch_size);
-      if (!device.is_cpu()) {
-        c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-      }
+      synchronize(device);
       return true;
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
@@ -185,8 +176,7 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
   if (found == 0) {
     refuse("--batch-size auto: got no memory for one sample, expected room for it");
   }
-  const ProcessGroup* const group = find_default_process_group();
-  if (group == nullptr || group->rank() == 0) {
+  if (world().rank() == 0) {
     std::cerr << fmt::format("{}: note: --batch-size auto: {} samples per rank{}\n",
                              options.program, found,
                              found < most ? "; there is not memory for twice as many"

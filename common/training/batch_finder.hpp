@@ -14,7 +14,7 @@ namespace ddp {
 
 /// Finds the largest batch that fits into memory on every rank: a power of two, or `most`. Rank 0
 /// prints the result on stderr. Without --batch-size auto the result is --batch-size. Collective
-/// if there is a process group.
+/// over world().
 ///
 /// On a GPU a size does not fit if LibTorch runs out of memory. On a CPU the kernel would kill the
 /// process instead. So LibTorch's allocator counts bytes there, up to --memory-limit or this rank's

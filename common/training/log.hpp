@@ -14,7 +14,7 @@
 #include "common/device/gpu_monitor.hpp"
 #include "common/launch/options.hpp"
 #include "common/model/mlp.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 #include "common/training/metrics_file.hpp"
 #include "common/training/step_clock.hpp"
 #include "common/training/trace.hpp"

@@ -13,7 +13,7 @@
 #include "common/base/parse.hpp"
 #include "common/data/tensor_file.hpp"
 #include "common/launch/stop_request.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 #include "common/training/optimizer.hpp"
 
 namespace ddp {

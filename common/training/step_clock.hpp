@@ -24,10 +24,12 @@ class StepClock {
  public:
   static constexpr int64_t kKept = 1 << 18;
 
+  /// Begins an epoch. @param device device of the steps and of their losses
   explicit StepClock(const torch::Device& device);
 
   /// Begins the first step of an epoch, once the device is idle.
   void begin_epoch();
+  /// @param loss () of any number type, on the clock's device; its value is copied
   void end_step(const torch::Tensor& loss);
   /// Waits for the device. @return the epoch's steps, valid until begin_epoch()
   const std::vector<Step>& epoch_steps();

@@ -2,13 +2,14 @@
 // Usage: torchrun --nproc-per-node 2 --no-python your_model [epochs] [samples]
 #include <torch/torch.h>
 
-#include <ddp_cpp/backends/device.hpp>
 #include <ddp_cpp/data/data_loader.hpp>
 #include <ddp_cpp/data/dataset.hpp>
+#include <ddp_cpp/device/device.hpp>
 #include <ddp_cpp/launch/spawn.hpp>
+#include <ddp_cpp/parallel/default_group.hpp>
 #include <ddp_cpp/parallel/distributed_data_parallel.hpp>
 #include <ddp_cpp/parallel/distributed_sampler.hpp>
-#include <ddp_cpp/parallel/process_group.hpp>
+#include <ddp_cpp/parallel/same_weights.hpp>
 
 #include <filesystem>
 #include <iostream>

@@ -10,18 +10,11 @@
 
 namespace ddp::test {
 
-/// Promises of a backend, in addition to sums, broadcasts and all-gathers of contiguous tensors.
-struct Promises {
-  bool average = true;  ///< ReduceOp AVG
-  bool strided = true;  ///< tensors with gaps
-  bool bool_sum = true;  ///< sum of truth values: "any"
-  bool nan = false;  ///< MAX and MIN are NaN if an input is NaN
-};
-
-/// Collective. Runs every collective with every type and with odd sizes.
+/// Collective. Runs every collective with every type and with odd sizes, and checks what this
+/// backend promises beyond that.
 /// @return number of compared results
 /// @throws c10::Error naming the first wrong result
-int check_collectives(c10d::Backend& backend, const Promises& promises = {});
+int check_collectives(c10d::Backend& backend);
 
 /// Runs `body` on ranks, as threads, connected by make_backend(name). Rethrows the first exception
 /// of a rank when all ranks have ended.

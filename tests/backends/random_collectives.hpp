@@ -10,15 +10,15 @@
 #include <thread>
 #include <vector>
 
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 
 namespace ddp::test {
 
 /// Collective. Sums and copies int64, and compares every element.
-/// @param allocate returns a region, like Communicator::allocate(); at most 400,000 bytes
+/// @param allocate returns a region, like Collectives::allocate(); at most 400,000 bytes
 /// @return description of the first wrong result, or an empty text
 inline std::string run_random_collectives(
-    shm::Communicator& communicator, int calls,
+    shm::Collectives& communicator, int calls,
     const std::function<std::shared_ptr<void>(size_t bytes)>& allocate) {
   const auto ranks = static_cast<size_t>(communicator.world_size());
   const auto own = static_cast<size_t>(communicator.rank());

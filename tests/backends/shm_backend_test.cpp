@@ -45,13 +45,32 @@ std::string backend_used(const ddp::test::RanksByHand& ranks) {
 
 }  // namespace
 
-TEST_CASE("every collective of every type is right") {
+TEST_CASE("every collective of every type is right, over every backend of CPUs") {
   at::set_num_threads(1);
   const int world_size = GENERATE(1, 2, 3);
-  run_backends(world_size, "shm", [](c10d::Backend& backend) {
-    TORCH_CHECK(ddp::test::check_collectives(backend, {.nan = true}) >= 150);
-  });
-  SUCCEED("no rank threw");
+  for (const ddp::BackendTraits& row : ddp::kBackends) {
+    INFO(row.name << ", world size " << world_size);
+    if (row.on_cpu && !row.needs_mpirun) {  // see mpi_backend_test.py
+      CHECK_NOTHROW(run_backends(world_size, row.name, [](c10d::Backend& backend) {
+        TORCH_CHECK(ddp::test::check_collectives(backend) >= 150);
+      }));
+    }
+  }
+}
+
+TEST_CASE("a row has everything that its name needs, and no name is taken for another") {
+  const torch::Device gpu("cuda:0");
+  for (const ddp::BackendTraits& row : ddp::kBackends) {
+    INFO(row.name);
+    CHECK(&ddp::traits_of(row.name) <= &row);  // "nccl-legacy" has the traits of "nccl"
+    CHECK(ddp::test::message_of<ddp::UsageError>([&] {
+            ddp::resolve_backend(row.name, torch::kCPU);
+          }).empty() == row.on_cpu);
+    CHECK(ddp::test::message_of<ddp::UsageError>([&] {
+            ddp::resolve_backend(row.name, gpu);
+          }).empty() == row.on_cuda);
+  }
+  CHECK(ddp::resolve_backend("auto", gpu) == "nccl");
 }
 
 TEST_CASE("what it cannot do is refused in one line") {

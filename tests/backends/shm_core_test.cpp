@@ -23,7 +23,7 @@ namespace {
 
 using ddp::DType;
 using ddp::ReduceOp;
-using ddp::shm::Communicator;
+using ddp::shm::Collectives;
 using ddp::test::contains;
 using ddp::test::run_shm_threads;
 using Bytes = std::vector<std::byte>;
@@ -186,7 +186,7 @@ TEST_CASE("spins that find nobody take one part in 32 of the time") {
 
 TEST_CASE("a wait of seconds takes no processor") {
   double cpu_seconds = 0;
-  run_shm_threads(2, [&](Communicator& communicator) {
+  run_shm_threads(2, [&](Collectives& communicator) {
     timespec time{};
     if (communicator.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -252,7 +252,7 @@ TEST_CASE("all_reduce of every size, in private memory and in place, has the sam
     }
     // By rank: for each count the result through mailboxes, and the result in place.
     std::vector<std::vector<Bytes>> results(static_cast<size_t>(world_size));
-    run_shm_threads(world_size, [&](Communicator& communicator) {
+    run_shm_threads(world_size, [&](Collectives& communicator) {
       const auto rank = static_cast<size_t>(communicator.rank());
       for (size_t i = 0; i < counts.size(); ++i) {
         const Bytes& input = inputs[i][rank];
@@ -276,7 +276,7 @@ TEST_CASE("all_reduce of every size, in private memory and in place, has the sam
 TEST_CASE("every collective moves every element, in a random sequence as long as a training's") {
   const int world_size = GENERATE(1, 2, 3, 5, 8);
   std::vector<std::string> wrong(static_cast<size_t>(world_size));
-  run_shm_threads(world_size, [&](Communicator& communicator) {
+  run_shm_threads(world_size, [&](Collectives& communicator) {
     wrong[static_cast<size_t>(communicator.rank())] = ddp::test::run_random_collectives(
         communicator, 300, [&](size_t bytes) { return communicator.allocate(bytes); });
   });
@@ -296,7 +296,7 @@ TEST_CASE("regions: different sizes, places and regions, and memory that outlive
       {{0, 0}, {0, bytes}}, {{0, 0}, {2, 2}}, {{0, 1}, {8, 8}}, {{1, 1}, {24, 24}}};
   std::vector<std::shared_ptr<void>> kept(2);
   std::vector<std::string> wrong(2);
-  run_shm_threads(2, [&](Communicator& communicator) {
+  run_shm_threads(2, [&](Collectives& communicator) {
     const auto own = static_cast<size_t>(communicator.rank());
     const auto check = [&](bool is_right, const std::string& text) {
       wrong[own] += is_right ? "" : text + "\n";

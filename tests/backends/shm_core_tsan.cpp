@@ -15,13 +15,13 @@
 #include <thread>
 #include <vector>
 
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 #include "tests/backends/random_collectives.hpp"
 
 namespace {
 
-using ddp::shm::Communicator;
+using ddp::shm::Collectives;
 
 /// Mapping with a part for each rank.
 class SharedParts {
@@ -60,7 +60,7 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
   while (here.load(std::memory_order_relaxed) < 2) {
     std::this_thread::yield();
   }
-  std::byte* const mailbox = parts[0] + Communicator::part_bytes(2) - 8192;
+  std::byte* const mailbox = parts[0] + Collectives::part_bytes(2) - 8192;
   std::vector<float> data(1024);
   if (rank == 0) {
     ddp::shm::stream(mailbox, data.data(), 4096);
@@ -73,15 +73,15 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
 }
 
 void run(int world_size, bool with_race) {
-  const SharedParts memory(world_size, round_to_page(Communicator::part_bytes(world_size)));
+  const SharedParts memory(world_size, round_to_page(Collectives::part_bytes(world_size)));
   const auto region = std::make_shared<SharedParts>(world_size, round_to_page(400000));
   std::atomic<int> here{0};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Communicator communicator(rank, memory.parts(), std::chrono::seconds(100),
-                                  [](int) { return true; });
+        Collectives communicator(rank, memory.parts(), std::chrono::seconds(100),
+                                 [](int) { return true; });
         communicator.add_region(region->parts(), 400000, region);
         const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
           return std::shared_ptr<void>(region, region->parts()[static_cast<size_t>(rank)]);

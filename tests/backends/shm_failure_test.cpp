@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 #include "common/base/exit_codes.hpp"
 #include "tests/backends/shm_ranks.hpp"
 #include "tests/catch.hpp"
@@ -17,9 +17,9 @@
 namespace {
 
 using ddp::DType;
-using ddp::Exchange;
 using ddp::ReduceOp;
-using ddp::shm::Communicator;
+using ddp::shm::Collectives;
+using ddp::shm::Exchange;
 using ddp::test::contains;
 using ddp::test::ProcessOutcome;
 using ddp::test::RankProcesses;
@@ -27,7 +27,7 @@ using ddp::test::RankProcesses;
 /// Timeout longer than any test: if a rank ends earlier, it has noticed the fault.
 constexpr std::chrono::minutes kLong{10};
 
-void all_reduce(Communicator& communicator, size_t count, DType dtype = DType::kFloat32,
+void all_reduce(Collectives& communicator, size_t count, DType dtype = DType::kFloat32,
                 ReduceOp op = ReduceOp::kSum) {
   std::vector<double> data(count);
   communicator.all_reduce(data.data(), count, dtype, op);
@@ -35,17 +35,17 @@ void all_reduce(Communicator& communicator, size_t count, DType dtype = DType::k
 
 /// Runs `body` on connected ranks, as processes.
 std::vector<ProcessOutcome> run_connected(
-    int world_size, const std::function<std::string(Communicator& communicator)>& body,
+    int world_size, const std::function<std::string(Collectives& communicator)>& body,
     std::chrono::seconds timeout = kLong) {
   RankProcesses ranks(world_size, [&](int rank, const Exchange& exchange) {
-    return body(*Communicator::connect(rank, world_size, timeout, exchange));
+    return body(*Collectives::connect(rank, world_size, timeout, exchange));
   });
   return ranks.wait();
 }
 
 /// All-reduces without end: small ones, large ones in private memory, and large ones in place.
 std::string reduce_for_ever(int rank, int world_size, const Exchange& exchange) {
-  const auto communicator = Communicator::connect(rank, world_size, kLong, exchange);
+  const auto communicator = Collectives::connect(rank, world_size, kLong, exchange);
   const auto region = communicator->allocate(1 << 20);
   for (;;) {
     all_reduce(*communicator, 100);
@@ -64,12 +64,12 @@ bool failed_with(const ProcessOutcome& outcome, const std::string& part, int cod
 }  // namespace
 
 TEST_CASE("calls that differ are refused by both ranks, with both calls") {
-  using Body = std::function<void(Communicator&)>;
+  using Body = std::function<void(Collectives&)>;
   const auto reduce = [](size_t count, DType dtype, ReduceOp op) {
-    return [=](Communicator& communicator) { all_reduce(communicator, count, dtype, op); };
+    return [=](Collectives& communicator) { all_reduce(communicator, count, dtype, op); };
   };
   const auto broadcast_from = [](int root) {
-    return [root](Communicator& communicator) {
+    return [root](Collectives& communicator) {
       std::vector<std::byte> data(100);
       communicator.broadcast(data.data(), 100, root);
     };
@@ -90,14 +90,14 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
        "rank 1 calls broadcast from rank 1 of 100 bytes"},
       {broadcast_from(0), broadcast_from(1),
        "rank 0 calls broadcast from rank 0 of 100 bytes, rank 1 calls broadcast from rank 1"},
-      {[](Communicator& communicator) { communicator.barrier(); },
+      {[](Collectives& communicator) { communicator.barrier(); },
        reduce(1, DType::kInt64, ReduceOp::kSum), "rank 0 calls barrier"},
-      {[](Communicator& communicator) { communicator.barrier(); },
-       [](Communicator& communicator) { communicator.broadcast(nullptr, 0, 0); },
+      {[](Collectives& communicator) { communicator.barrier(); },
+       [](Collectives& communicator) { communicator.broadcast(nullptr, 0, 0); },
        "rank 1 calls broadcast from rank 0 of 0 "},
   };
   for (const Case& c : cases) {
-    for (const ProcessOutcome& outcome : run_connected(2, [&](Communicator& communicator) {
+    for (const ProcessOutcome& outcome : run_connected(2, [&](Collectives& communicator) {
            communicator.barrier();
            (communicator.rank() == 0 ? c.first : c.second)(communicator);
            return std::string("done");
@@ -111,7 +111,7 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
 
 TEST_CASE("a rank that leaves ends the others, and every later call repeats the reason") {
   for (const bool tries_again : {false, true}) {
-    const std::vector<ProcessOutcome> outcomes = run_connected(2, [&](Communicator& communicator) {
+    const std::vector<ProcessOutcome> outcomes = run_connected(2, [&](Collectives& communicator) {
       if (communicator.rank() == 0 && tries_again) {
         try {
           all_reduce(communicator, 3, DType::kFloat64);
@@ -131,7 +131,7 @@ TEST_CASE("a rank that leaves ends the others, and every later call repeats the 
 }
 
 TEST_CASE("every call has the whole time limit") {
-  const auto waits_twice = [](Communicator& communicator) {
+  const auto waits_twice = [](Collectives& communicator) {
     for (int call = 0; call < 2; ++call) {
       sleep(communicator.rank() == 1 ? 3 : 0);
       communicator.barrier();
@@ -174,7 +174,7 @@ TEST_CASE("ranks that do not see rank 0's process cannot share memory, and both 
       }
       return texts;
     };
-    Communicator::connect(rank, 2, kLong, elsewhere);
+    Collectives::connect(rank, 2, kLong, elsewhere);
     return std::string("connected");
   });
   for (const ProcessOutcome& outcome : ranks.wait()) {
@@ -186,13 +186,13 @@ TEST_CASE("ranks that do not see rank 0's process cannot share memory, and both 
 
 TEST_CASE("more ranks than there is room for are refused") {
   for (const ProcessOutcome& outcome :
-       run_connected(65, [](Communicator&) { return std::string("connected"); })) {
+       run_connected(65, [](Collectives&) { return std::string("connected"); })) {
     CHECK(outcome.text == "world size is 65, expected at most 64");
   }
 }
 
 TEST_CASE("64 ranks on however few processors") {
-  for (const ProcessOutcome& outcome : run_connected(64, [](Communicator& communicator) {
+  for (const ProcessOutcome& outcome : run_connected(64, [](Collectives& communicator) {
          for (const size_t count : {1U, 128U, 129U, 100000U}) {
            std::vector<int64_t> data(count, communicator.rank());
            communicator.all_reduce(data.data(), count, DType::kInt64, ReduceOp::kSum);

@@ -25,7 +25,7 @@ std::atomic<bool>& is_ticking(int rank) {
 }
 
 /// Runs a rank in a child and ends it. @param out receives the body's result or exception
-[[noreturn]] void run_rank(const RankProcesses::Body& body, int rank, const Exchange& exchange,
+[[noreturn]] void run_rank(const RankProcesses::Body& body, int rank, const shm::Exchange& exchange,
                            int out) {
   std::string text;
   int code = 0;
@@ -46,11 +46,11 @@ std::atomic<bool>& is_ticking(int rank) {
 
 }  // namespace
 
-void run_shm_threads(int world_size, const std::function<void(shm::Communicator&)>& body) {
+void run_shm_threads(int world_size, const std::function<void(shm::Collectives&)>& body) {
   RankExchange exchange(world_size);
   run_rank_threads(world_size, [&](int rank) {
     const auto communicator =
-        shm::Communicator::connect(rank, world_size, kPatience, exchange.of(rank));
+        shm::Collectives::connect(rank, world_size, kPatience, exchange.of(rank));
     body(*communicator);
     communicator->barrier();
   });

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 
 namespace ddp::test {
@@ -36,7 +36,7 @@ class RankExchange {
   RankExchange& operator=(const RankExchange&) = delete;
 
   /// Meets the other ranks. @throws std::runtime_error if they do not come within 20 s
-  Exchange of(int rank) {
+  shm::Exchange of(int rank) {
     return [this, rank, round = size_t{0}](const std::string& mine) mutable {
       auto& texts = board_->texts.at(round);
       auto& arrived = board_->arrived.at(round);
@@ -69,7 +69,7 @@ class RankExchange {
 };
 
 /// Runs `body` on `world_size` threads, by run_rank_threads(), each with its own mapping.
-void run_shm_threads(int world_size, const std::function<void(shm::Communicator&)>& body);
+void run_shm_threads(int world_size, const std::function<void(shm::Collectives&)>& body);
 
 /// End of a process.
 struct ProcessOutcome {
@@ -81,7 +81,7 @@ struct ProcessOutcome {
 /// of its ddp::Error, or 2 for a SegmentError.
 class RankProcesses {
  public:
-  using Body = std::function<std::string(int rank, const Exchange& exchange)>;
+  using Body = std::function<std::string(int rank, const shm::Exchange& exchange)>;
   RankProcesses(int world_size, const Body& body);
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;

@@ -53,7 +53,7 @@ constexpr double kMinSeconds = 0.02;
 /// Runs `body` on ranks, as threads.
 void on_ranks(int count, const std::function<void(const Ranks& ranks)>& body) {
   ddp::test::run_ranks(
-      count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, &group, kMinSeconds)); });
+      count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, group, kMinSeconds)); });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Ranks form a process group and compare their settings; results of its collectives, and messages
 // about a rank that does not come.
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -29,6 +29,7 @@
 #include "common/meet/store.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
+#include "common/parallel/same_weights.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
@@ -739,6 +740,7 @@ TEST_CASE("the default group is every thread's, whichever made it, and ends with
   CHECK(ddp::find_default_process_group() == nullptr);
   CHECK_THROWS_WITH(ddp::default_process_group(),
                     Catch::Matchers::Contains("Expected init_process_group()"));
+  CHECK(&ddp::world() == &ddp::world());
   const auto in_thread = [](const auto& body) { std::thread(body).join(); };
   const auto uses = [] {
     ddp::SyncBatchNorm model(1);
@@ -750,6 +752,7 @@ TEST_CASE("the default group is every thread's, whichever made it, and ends with
   bool right = false;
   in_thread(make);
   CHECK(uses());
+  CHECK(&ddp::world() == &ddp::default_process_group());
   make();  // a second one in another thread
   in_thread([&] { right = uses(); });
   CHECK(right);
@@ -760,6 +763,38 @@ TEST_CASE("the default group is every thread's, whichever made it, and ends with
           in_thread([&] { TORCH_CHECK(ddp::find_default_process_group() == nullptr); });
           TORCH_CHECK(&ddp::default_process_group() == &group);
         }) == std::vector<std::string>(2));
+}
+
+TEST_CASE("a world without init_process_group() is this rank alone", "[default_group]") {
+  setenv("SLURM_JOB_ID", "1", 1);
+  setenv("SLURM_RESTART_COUNT", "3", 1);
+  std::thread([] {
+    ddp::thread_is_a_rank = true;
+    const ProcessGroup& group = ddp::world();
+    CHECK((group.rank() == 0 && group.world_size() == 1 && group.backend_name().empty()));
+    CHECK((group.launch().restart_count == 3 && group.launch().local_world_size == 1));
+    CHECK(group.board().from_rank_0("text", "mine") == "mine");
+    CHECK(group.board().gather("text", "") == std::vector<std::string>{""});
+    group.board().same("text", "mine");
+    group.barrier();
+    // Meta tensors have no memory: nothing is copied to the host.
+    for (const auto& device : {torch::Device(torch::kCPU), torch::Device(torch::kMeta)}) {
+      const torch::Tensor tensor = torch::arange(6.0, device).view({2, 3}).t();
+      const torch::Tensor before = tensor.clone();
+      group.all_reduce(tensor, c10d::ReduceOp::AVG);
+      group.broadcast(tensor);
+      const torch::Tensor rows = before.unsqueeze(0);
+      for (const torch::Tensor& got :
+           {tensor.unsqueeze(0), group.all_gather(tensor), group.all_to_all(rows),
+            group.reduce_scatter(rows).unsqueeze(0)}) {
+        CHECK((got.device() == device && got.sizes() == rows.sizes()));
+        CHECK((device.is_meta() || torch::equal(got, rows)));
+      }
+    }
+    CHECK(group.subgroup({0})->world_size() == 1);
+  }).join();
+  unsetenv("SLURM_JOB_ID");
+  unsetenv("SLURM_RESTART_COUNT");
 }
 
 TEST_CASE("a rank that ends or goes on alone is named at once, with the call that waits for it",
@@ -842,14 +877,15 @@ TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
 TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --timeout") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   ddp::test::run_threads(2, [&](int rank) {
-    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, 2);
     const auto log = std::make_shared<ddp::CollectiveLog>();
-    ddp::attach_backend(
-        *group, torch::kCPU,
-        ddp::make_backend("gloo", store,
-                          {rank, 2, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"}));
+    const auto connect = [](const auto& its_store, int its_rank, int world_size) {
+      return ddp::make_backend(
+          "gloo", its_store,
+          {its_rank, world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
+    };
     const torch::Tensor large = torch::arange(3 << 20, torch::kFloat32) + rank;
-    ProcessGroup(ddp::test::rank_of(rank, 2), store, group, torch::kCPU, log).broadcast(large, 1);
+    ProcessGroup(ddp::test::rank_of(rank, 2), store, torch::kCPU, connect, true, log)
+        .broadcast(large, 1);
     TORCH_CHECK(log->count() == 3, log->count());
     TORCH_CHECK(torch::equal(large, torch::arange(3 << 20, torch::kFloat32) + 1));
   });

@@ -13,7 +13,7 @@
 
 #include "common/backends/registry.hpp"
 #include "common/base/process_exit.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/rank_threads.hpp"
 
@@ -65,12 +65,8 @@ inline void run_ranks(int world_size, const std::function<void(ProcessGroup&)>& 
                       const Connect& connect) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run_threads(world_size, [&](int rank) {
-    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
-    const Connection own = connect(rank);
-    attach_backend(*group, own.device, own.connect(store, rank, world_size));
-    ProcessGroup process_group(rank_of(rank, world_size), store, group, own.device,
-                               std::make_shared<CollectiveLog>(), /*all_reduces=*/true,
-                               own.connect);
+    const auto [device, make] = connect(rank);
+    ProcessGroup process_group(rank_of(rank, world_size), store, device, make);
     body(process_group);
     process_group.barrier();
   });

@@ -34,7 +34,7 @@
 #include "common/data/tensor_file.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/model/mlp.hpp"
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 #include "common/training/optimizer.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/ranks_by_hand.hpp"

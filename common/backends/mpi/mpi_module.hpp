@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/communicator.hpp"
 #include "common/base/module.hpp"
 
 namespace ddp {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/shm/shm_call.hpp"
 #include "common/backends/shm/spin_budget.hpp"
 #include "common/base/patience.hpp"
 

@@ -1,19 +1,10 @@
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/shm/shm_call.hpp"
 
 #include <fmt/format.h>
 
 #include <array>
 
-namespace ddp {
-
-size_t element_bytes(DType dtype) {
-  return dtype == DType::kByte ? 1 : dtype == DType::kFloat32 ? 4 : 8;
-}
-
-const char* how_stopped(Stop stop) {
-  return stop == kEnded ? "has ended its training, this rank calls"
-                        : "goes on after a backward that failed there, this rank calls";
-}
+namespace ddp::shm {
 
 std::string to_string(const Call& call) {
   static constexpr std::array kTypes = {"float32", "float64", "int64", "bytes"};
@@ -33,4 +24,4 @@ std::string to_string(const Call& call) {
   return "unknown operation";
 }
 
-}  // namespace ddp
+}  // namespace ddp::shm

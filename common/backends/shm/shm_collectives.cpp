@@ -1,4 +1,4 @@
-#include "common/backends/shm/shm_communicator.hpp"
+#include "common/backends/shm/shm_collectives.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ namespace ddp::shm {
 namespace {
 
 constexpr size_t kControlBytes = 4096;
-constexpr size_t kSlotsEnd = kControlBytes + 2 * Communicator::kSlotBytes;
+constexpr size_t kSlotsEnd = kControlBytes + 2 * Collectives::kSlotBytes;
 /// Bytes of all mailboxes together, and of a mailbox. Larger mailboxes fall out of the caches; with
 /// smaller mailboxes ranks meet more often.
 constexpr size_t kMailboxesBytes = 32 << 20;
@@ -53,13 +53,13 @@ std::string host_identity() {
   return fmt::format("{} (boot id {})", name.data(), boot_id);
 }
 
-size_t Communicator::part_bytes(int world_size) {
+size_t Collectives::part_bytes(int world_size) {
   return kSlotsEnd + mailbox_bytes(world_size);
 }
 
-std::unique_ptr<Communicator> Communicator::connect(int rank, int world_size,
-                                                    std::chrono::milliseconds timeout,
-                                                    const Exchange& exchange) {
+std::unique_ptr<Collectives> Collectives::connect(int rank, int world_size,
+                                                  std::chrono::milliseconds timeout,
+                                                  const Exchange& exchange) {
   const std::vector<std::string> hosts = exchange(host_identity());
   const auto other = std::ranges::find_if(hosts, [&](const auto& its) { return its != hosts[0]; });
   if (other != hosts.end()) {
@@ -71,33 +71,33 @@ std::unique_ptr<Communicator> Communicator::connect(int rank, int world_size,
   }
   const std::shared_ptr<Segment> segment =
       Segment::create(exchange, rank, world_size, part_bytes(world_size));
-  auto communicator = std::make_unique<Communicator>(
+  auto collectives = std::make_unique<Collectives>(
       rank, segment->parts(), timeout, [segment](int peer) { return segment->is_held_by(peer); });
-  communicator->barrier();
-  return communicator;
+  collectives->barrier();
+  return collectives;
 }
 
-Communicator::Communicator(int rank, const std::vector<std::byte*>& parts,
-                           std::chrono::milliseconds timeout, std::function<bool(int)> is_alive)
-    : ddp::Communicator(rank, static_cast<int>(parts.size())),
+Collectives::Collectives(int rank, const std::vector<std::byte*>& parts,
+                         std::chrono::milliseconds timeout, std::function<bool(int)> is_alive)
+    : Communicator(rank, static_cast<int>(parts.size())),
       own_(static_cast<size_t>(rank)),
       ranks_(parts.size()),
       parts_(parts),
       barrier_(rank, control_pages(parts), timeout, std::move(is_alive)) {}
 
-std::byte* Communicator::slot(size_t rank, bool next) const {
+std::byte* Collectives::slot(size_t rank, bool next) const {
   return parts_[rank] + kControlBytes + (barrier_.sequence() + next) % 2 * kSlotBytes;
 }
 
-std::byte* Communicator::mailbox(size_t rank) const {
+std::byte* Collectives::mailbox(size_t rank) const {
   return parts_[rank] + kSlotsEnd;
 }
 
-void Communicator::barrier() {
+void Collectives::barrier() {
   barrier_.begin({});
 }
 
-void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op) {
+void Collectives::all_reduce(void* data, size_t count, DType dtype, ReduceOp op) {
   Call call{.operation = Operation::kAllReduce, .dtype = dtype, .reduce_op = op, .count = count};
   const size_t bytes = count * element_bytes(dtype);
   if (bytes <= std::min(kSlotBytes, kSlotsReadBytes / ranks_)) {
@@ -123,7 +123,7 @@ void Communicator::all_reduce(void* data, size_t count, DType dtype, ReduceOp op
   }
 }
 
-void Communicator::reduce_slots(void* data, size_t count, DType dtype, ReduceOp op) {
+void Collectives::reduce_slots(void* data, size_t count, DType dtype, ReduceOp op) {
   Reduction reduction(dtype, op, count, ranks_, 1);
   reduction.outputs[0] = data;
   for (size_t r = 0; r < ranks_; ++r) {
@@ -132,8 +132,8 @@ void Communicator::reduce_slots(void* data, size_t count, DType dtype, ReduceOp 
   reduce(reduction);
 }
 
-void Communicator::reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype,
-                                   ReduceOp op) {
+void Collectives::reduce_in_place(const Region& region, size_t offset, size_t count, DType dtype,
+                                  ReduceOp op) {
   // Stripes end where cache lines end, so that two ranks never write the same line.
   const size_t end = offset + count * element_bytes(dtype);
   const size_t first_line = offset / kLineBytes;
@@ -151,8 +151,8 @@ void Communicator::reduce_in_place(const Region& region, size_t offset, size_t c
   barrier_.meet();
 }
 
-void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType dtype,
-                                            ReduceOp op) {
+void Collectives::reduce_through_mailboxes(std::byte* data, size_t count, DType dtype,
+                                           ReduceOp op) {
   const size_t unit = element_bytes(dtype);
   const size_t stripe_bytes = round_down(mailbox_bytes(world_size()) / ranks_, kLineBytes);
   const size_t bytes = count * unit;
@@ -189,18 +189,18 @@ void Communicator::reduce_through_mailboxes(std::byte* data, size_t count, DType
   }
 }
 
-void Communicator::broadcast(void* data, size_t bytes, int root) {
+void Collectives::broadcast(void* data, size_t bytes, int root) {
   std::array<void*, kMaxRanks> outputs{};
   outputs[static_cast<size_t>(root)] = data;
   exchange({.operation = Operation::kBroadcast, .root = static_cast<uint8_t>(root), .count = bytes},
            rank() == root ? data : nullptr, outputs.data());
 }
 
-void Communicator::all_gather(const void* input, void* const* outputs, size_t bytes) {
+void Collectives::all_gather(const void* input, void* const* outputs, size_t bytes) {
   exchange({.operation = Operation::kAllGather, .count = bytes}, input, outputs);
 }
 
-void Communicator::exchange(const Call& call, const void* input, void* const* outputs) {
+void Collectives::exchange(const Call& call, const void* input, void* const* outputs) {
   const size_t bytes = call.count;
   const auto* const source = static_cast<const std::byte*>(input);
   const auto collect = [&](size_t begin, size_t size, const auto& place_of) {
@@ -238,7 +238,7 @@ void Communicator::exchange(const Call& call, const void* input, void* const* ou
   }
 }
 
-std::vector<std::string> Communicator::exchange_texts(const std::string& mine) {
+std::vector<std::string> Collectives::exchange_texts(const std::string& mine) {
   std::array<char, kTextBytes> text{};
   std::strncpy(text.data(), mine.c_str(), text.size() - 1);
   std::vector<std::array<char, kTextBytes>> texts(ranks_);
@@ -252,7 +252,7 @@ std::vector<std::string> Communicator::exchange_texts(const std::string& mine) {
   return result;
 }
 
-std::shared_ptr<void> Communicator::allocate(size_t bytes) {
+std::shared_ptr<void> Collectives::allocate(size_t bytes) {
   const std::vector<std::string> sizes = exchange_texts(std::to_string(bytes));
   if (bytes == 0 || std::ranges::count(sizes, sizes[own_]) != world_size()) {
     return nullptr;
@@ -268,12 +268,12 @@ std::shared_ptr<void> Communicator::allocate(size_t bytes) {
   return {segment, segment->part(rank())};
 }
 
-void Communicator::add_region(const std::vector<std::byte*>& parts, size_t bytes,
-                              std::weak_ptr<const void> owner) {
+void Collectives::add_region(const std::vector<std::byte*>& parts, size_t bytes,
+                             std::weak_ptr<const void> owner) {
   regions_.push_back({next_region_++, parts, bytes, std::move(owner)});
 }
 
-const Communicator::Region* Communicator::find_region(const void* data, size_t bytes) const {
+const Collectives::Region* Collectives::find_region(const void* data, size_t bytes) const {
   // Freed memory may be in use for other data.
   std::erase_if(regions_, [](const Region& region) { return region.owner.expired(); });
   for (const Region& region : regions_) {

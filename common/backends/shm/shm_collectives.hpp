@@ -1,4 +1,4 @@
-// common/backends/shm/shm_communicator.hpp - collectives between ranks of one host.
+// common/backends/shm/shm_collectives.hpp - collectives between ranks of one host.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/communicator.hpp"
 #include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_segment.hpp"
 
@@ -33,7 +33,7 @@ class SeveralHosts : public SegmentError {
 /// Every sum is made in the order of the ranks, so all ranks get the same bits, in every run.
 ///
 /// The calling thread does the work: with a rank on every core, no core is left for a helper.
-class Communicator : public ddp::Communicator {
+class Collectives : public Communicator {
  public:
   static constexpr size_t kSlotBytes = 8192;
 
@@ -41,13 +41,13 @@ class Communicator : public ddp::Communicator {
   /// @param timeout limit of every wait for another rank
   /// @throws SeveralHosts, or SegmentError if there are too many ranks or they cannot share memory;
   /// on all ranks
-  static std::unique_ptr<Communicator> connect(int rank, int world_size,
-                                               std::chrono::milliseconds timeout,
-                                               const Exchange& exchange);
+  static std::unique_ptr<Collectives> connect(int rank, int world_size,
+                                              std::chrono::milliseconds timeout,
+                                              const Exchange& exchange);
 
   /// Uses memory that is already shared. @param parts by rank, part_bytes(...) each, all zero
-  Communicator(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
-               std::function<bool(int)> is_alive);
+  Collectives(int rank, const std::vector<std::byte*>& parts, std::chrono::milliseconds timeout,
+              std::function<bool(int)> is_alive);
   static size_t part_bytes(int world_size);
 
   // Calls that differ between the ranks are refused: see Barrier.

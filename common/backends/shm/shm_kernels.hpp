@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "common/backends/shm/communicator.hpp"
+#include "common/backends/communicator.hpp"
 
 namespace ddp::shm {
 

@@ -2,14 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/communicator.hpp"
-
 namespace ddp::shm {
+
+/// Exchanges texts between ranks that share no memory yet: returns every rank's text, by rank.
+/// Collective.
+using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// Says in one line why the ranks cannot share memory. The text is the same on every rank.
 class SegmentError : public std::runtime_error {

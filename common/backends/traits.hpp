@@ -1,0 +1,60 @@
+// common/backends/traits.hpp - the backends and what sets them apart, also without LibTorch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp {
+
+/// What a backend is asked instead of its name. registry.cpp has its functions.
+struct BackendTraits {
+  const char* name = "";  ///< value of --backend
+  bool on_cpu = true;  ///< takes ranks on the CPU
+  bool on_cuda = true;
+  bool has_average = true;  ///< ReduceOp AVG; else callers divide before the sum
+  /// AVG adds in the order of the ranks and then divides, so gradients take it. NCCL's multiplies
+  /// before it adds: other bits, and no sum in NVSwitch.
+  bool divides = false;
+  bool has_all_to_all = false;
+  bool has_subgroups = true;
+  bool has_watchdog = false;  ///< a thread of its own ends the process after a timeout
+  bool waits_in_slices = false;  ///< see wait_over_gloo()
+  bool needs_mpirun = false;  ///< joins no processes that another launcher started
+  int64_t piece_bytes = INT64_MAX;  ///< limit of a broadcast message, because a wait has --timeout
+};
+
+/// In the order of --help.
+inline constexpr std::array kBackends = {
+    BackendTraits{.name = "nccl", .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
+    BackendTraits{
+        .name = "nccl-legacy", .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
+    BackendTraits{.name = "gloo",
+                  .has_average = false,
+                  .has_all_to_all = true,
+                  .waits_in_slices = true,
+                  .piece_bytes = 4 << 20},
+    BackendTraits{.name = "mpi", .has_subgroups = false, .needs_mpirun = true},
+    BackendTraits{.name = "shm", .on_cuda = false, .divides = true},
+};
+
+/// Values of --backend beside "auto".
+inline std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  std::ranges::transform(kBackends, std::back_inserter(names), &BackendTraits::name);
+  return names;
+}
+
+/// @param name of a backend or of c10d's class, which may add to it: "nccl2"
+/// @return the defaults for an unknown one
+inline const BackendTraits& traits_of(std::string_view name) {
+  static constexpr BackendTraits kUnknown;
+  const auto found = std::ranges::find_if(
+      kBackends, [name](const BackendTraits& one) { return name.starts_with(one.name); });
+  return found == kBackends.end() ? kUnknown : *found;
+}
+
+}  // namespace ddp

@@ -1,0 +1,219 @@
+#include "common/parallel/default_group.hpp"
+
+#include <c10/util/Logging.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "common/backends/registry.hpp"
+#include "common/base/process_exit.hpp"
+#include "common/launch/stop_request.hpp"
+#include "common/meet/address.hpp"
+#include "common/meet/store.hpp"
+
+namespace ddp {
+
+std::string shared_device(const std::vector<std::string>& devices) {
+  for (size_t rank = 1; rank < devices.size(); ++rank) {
+    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
+    const auto first = std::find(devices.begin(), here, *here);
+    if (first != here && !here->empty()) {
+      return fmt::format(
+          "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
+          "all devices of its node, or one of its own (--gpus-per-task=1)",
+          first - devices.begin(), rank, *here);
+    }
+  }
+  return "";
+}
+
+namespace {
+
+/// See Note [Default group].
+using DefaultGroup = std::unique_ptr<ProcessGroup>;
+
+/// Settings that all ranks must share, for ProcessGroupOptions::settings.
+std::string shared_settings(const Options& options, int world_size) {
+  return fmt::format(
+      "program {}\n--total-epochs {}\n--save-every {}\n--global-batch {}\n--optimizer {}\n--lr {}\n"
+      "--seed {}\n--deterministic {}\n--dataset {}\n--dataset-size {}\n--hidden {}\n--layers {}\n"
+      "--batch-size auto {}\n--backend {}\n--bucket-mib {}\n--resume {}\n--metrics "
+      "{}\n--no-communication {}\n",
+      options.program, options.total_epochs, options.save_every,
+      options.find_batch && !options.global_batch
+          ? "as found"
+          : std::to_string(global_batch_of(options, world_size)),
+      options.optimizer,
+      options.learning_rate ? fmt::format("{}", *options.learning_rate) : "the optimizer's own",
+      options.seed, options.deterministic,
+      std::filesystem::path(options.dataset).filename().native(), options.dataset_size,
+      fmt::join(options.hidden, ","), fmt::join(options.layers, ","), options.find_batch,
+      options.backend, options.bucket_mib, options.resume, !options.metrics.empty(),
+      options.no_communication);
+}
+
+/// Network interface that the user wants: --interface, or the first in torch's own variable.
+/// @throws UsageError if this host does not have it
+std::string wanted_interface(const std::string& option) {
+  const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
+  std::string interface = option.empty() ? names.substr(0, names.find(',')) : option;
+  if (!interface.empty()) {
+    addresses_of_interface(interface);
+  }
+  return interface;
+}
+
+/// Makes one line of an exception in a thread of a backend, such as NCCL's watchdog: the
+/// collective, the calling line, and the late ranks.
+void explain_backend_errors(const std::string& backend,
+                            const c10::intrusive_ptr<c10d::Store>& store,
+                            const LaunchEnvironment& launch,
+                            const std::shared_ptr<const CollectiveLog>& log) {
+  // A second connection to the store: the first may be blocked by a wait.
+  explain_thread_errors([own_store = traits_of(backend).has_watchdog ? store->clone() : nullptr,
+                         timeout = store->getTimeout(), launch, log](const std::string& what) {
+    const std::optional<std::string> error = backend_error(what, timeout);
+    if (!error) {
+      return what;
+    }
+    const std::vector<int> late =
+        own_store ? late_ranks(own_store, launch, /*timed_out=*/true) : std::vector<int>();
+    return fmt::format(
+        "{}{}; called last: {}",
+        late.empty() ? "" : fmt::format("rank {} did not arrive: ", fmt::join(late, ", ")), *error,
+        log->last());
+  });
+}
+
+std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
+                                                   const torch::Device& device,
+                                                   const ProcessGroupOptions& options) {
+  // Silences c10d, which logs errors with backtraces before it throws them.
+  setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+  // Rounded up, because c10d takes zero for no timeout.
+  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
+      std::chrono::duration<double>(options.timeout_seconds));
+  const std::string name = resolve_backend(options.backend, device);
+  check_launch(name, launch);
+  const std::string interface = wanted_interface(options.interface);
+  if (!interface.empty()) {
+    // "=": exactly this name, not all names that begin with it.
+    setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
+  }
+  if (launch.world_size > 1) {
+    survive_broken_connections();
+  }
+  const Rendezvous meeting = rendezvous(launch, interface, timeout);
+  launch.store.server = meeting.server;
+  Board board(meeting.store, launch.rank, launch.world_size, timeout);
+  board.same(
+      "settings",
+      fmt::format("version {}\nworld size {}\nnodes: {}\ndevice {}\n{}", DDP_VERSION,
+                  launch.world_size, launch.num_nodes > 1 ? "several" : "one",
+                  c10::DeviceTypeName(device.type(), /*lower_case=*/true), options.settings));
+  // Later than the comparison: a rank that finds one node does not tell its address.
+  const std::string address = address_for_peers(launch, interface, meeting, board);
+  if (device.is_cuda()) {
+    // Ranks with different host ids may share a device: NCCL then sends through its sockets.
+    const char* const host_id = std::getenv("NCCL_HOSTID");
+    board.check("devices", cuda_device_uuid(device.index()) + (host_id != nullptr ? host_id : ""),
+                shared_device);
+  }
+  const auto log = std::make_shared<CollectiveLog>();
+  explain_backend_errors(name, meeting.store, launch, log);
+  const auto connect = [=](const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+    return make_backend(name, c10::make_intrusive<c10d::PrefixStore>("backend", store),
+                        {.rank = rank,
+                         .world_size = world_size,
+                         .device = device,
+                         .timeout = timeout,
+                         .address = address});
+  };
+  auto process_group = std::make_unique<ProcessGroup>(launch, meeting.store, device, connect,
+                                                      options.all_reduces, log);
+  // Keeps the group until an error is printed, because the other ranks notice its end.
+  at_train_end([group = process_group->c10d_group()] {});
+  return process_group;
+}
+
+/// Collectives of a rank alone, on the tensor's own device.
+class OneRank final : public c10d::Backend {
+ public:
+  using Done = c10::intrusive_ptr<c10d::Work>;  // null: there is nothing to wait for
+
+  OneRank() : c10d::Backend(/*rank=*/0, /*size=*/1) {}
+  const std::string getBackendName() const override { return ""; }
+
+  Done allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override { return {}; }
+  Done broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return {}; }
+  Done allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const c10d::AllgatherOptions&) override {
+    outputs[0][0].copy_(inputs[0]);
+    return {};
+  }
+};
+
+/// World without init_process_group().
+struct Alone {
+  static LaunchEnvironment launch() {
+    LaunchEnvironment alone;
+    alone.restart_count = read_launch_environment().restart_count;
+    return alone;
+  }
+  ProcessGroup group{launch(), c10::make_intrusive<c10d::HashStore>(), torch::kCPU,
+                     [](const auto&, int, int) { return c10::make_intrusive<OneRank>(); }};
+};
+
+}  // namespace
+
+void init_process_group(const Options& options, const LaunchEnvironment& launch,
+                        const torch::Device& device) {
+  init_process_group(launch, device,
+                     {.backend = options.backend,
+                      .timeout_seconds = options.timeout_seconds,
+                      .interface = options.interface,
+                      .settings = shared_settings(options, launch.world_size),
+                      .all_reduces = !options.no_communication});
+}
+
+void init_process_group(LaunchEnvironment launch, torch::Device device,
+                        const ProcessGroupOptions& options) {
+  DefaultGroup& group = of_this_rank<DefaultGroup>();
+  group.reset();  // may own the launch() and device() that were given: these are copies
+  group = create_process_group(std::move(launch), device, options);
+  // Before LibTorch's and NCCL's own data of the thread are destroyed.
+  at_train_end([&group] { group.reset(); });
+}
+
+void destroy_process_group(const CallSite& site) {
+  const ProcessGroup& group = default_process_group();
+  group.end_training();
+  depart(group.board(), fmt::format("destroy_process_group ({})", site.text()));
+  group.c10d_group()->getDefaultBackend()->shutdown();
+  // Keeps the object until `train` has ended, because other objects refer to it.
+  at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(of_this_rank<DefaultGroup>()))] {});
+}
+
+const ProcessGroup* find_default_process_group() {
+  return of_this_rank<DefaultGroup>().get();
+}
+
+const ProcessGroup& default_process_group() {
+  const ProcessGroup* const group = find_default_process_group();
+  TORCH_CHECK(group != nullptr, "Expected init_process_group() to have been called, got no group");
+  return *group;
+}
+
+const ProcessGroup& world() {
+  const ProcessGroup* const group = find_default_process_group();
+  return group == nullptr ? of_this_rank<Alone>().group : *group;
+}
+
+}  // namespace ddp
