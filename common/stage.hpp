@@ -16,7 +16,6 @@
 #include "common/parallel/distributed_data_parallel.hpp"  // DistributedDataParallel
 #include "common/parallel/distributed_sampler.hpp"  // DistributedSampler
 #include "common/parallel/mirrored.hpp"  // Mirrored
-#include "common/parallel/same_weights.hpp"  // expect_same_weights
 #include "common/training/batch_finder.hpp"  // find_batch_size
 #include "common/training/log.hpp"  // Log
 #include "common/training/optimizer.hpp"  // make_optimizer

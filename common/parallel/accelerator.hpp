@@ -10,7 +10,6 @@
 #include "common/launch/options.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/distributed_sampler.hpp"
-#include "common/parallel/same_weights.hpp"
 
 namespace ddp {
 

@@ -9,7 +9,6 @@
 #include <ddp_cpp/parallel/default_group.hpp>
 #include <ddp_cpp/parallel/distributed_data_parallel.hpp>
 #include <ddp_cpp/parallel/distributed_sampler.hpp>
-#include <ddp_cpp/parallel/same_weights.hpp>
 
 #include <filesystem>
 #include <iostream>

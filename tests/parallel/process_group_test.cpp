@@ -29,7 +29,6 @@
 #include "common/meet/store.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
-#include "common/parallel/same_weights.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"

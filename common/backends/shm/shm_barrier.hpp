@@ -11,11 +11,27 @@
 #include <string>
 #include <vector>
 
-#include "common/backends/shm/shm_call.hpp"
+#include "common/backends/communicator.hpp"
 #include "common/backends/shm/spin_budget.hpp"
 #include "common/base/patience.hpp"
 
 namespace ddp::shm {
+
+enum class Operation : uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather };
+
+/// Collective call, for messages and for the comparison between ranks over shared memory: two calls
+/// fit into a cache line, beside a counter.
+struct [[gnu::packed, gnu::aligned(4)]] Call {
+  uint32_t sequence = 0;  ///< number of collectives so far, this call included; wraps
+  Operation operation = Operation::kBarrier;
+  DType dtype = DType::kByte;
+  ReduceOp reduce_op = ReduceOp::kSum;  ///< for kAllReduce
+  uint8_t root = 0;  ///< for kBroadcast
+  uint64_t count = 0;  ///< elements of each rank
+  // Place of the rank's elements; may differ between ranks.
+  uint32_t region = 0;  ///< 0: in memory that is not shared
+  uint64_t region_offset = 0;  ///< bytes
+};
 
 /// First page of every rank's part of the shared memory. The rank writes all but `sleepers`, which
 /// the other ranks write.
