@@ -41,7 +41,7 @@ void add_names(OptionGroup& group, const char* name, std::vector<std::string>& t
       }
     }
   };
-  group.value(name, "NAMES", "", help, store).repeatable();
+  group.add(name, {"NAMES", "", "", store, OptionValue::kLastCounts}, help);
 }
 
 /// Adds an ascending list of numbers. A later list replaces an earlier list.
@@ -55,7 +55,7 @@ void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target,
     std::ranges::sort(target);
     target.erase(std::unique(target.begin(), target.end()), target.end());
   };
-  group.value(name, "N,N", "", help, store).repeatable();
+  group.add(name, {"N,N", "", "", store, OptionValue::kLastCounts}, help);
 }
 
 void add_what_is_compared(OptionGroup group, Settings& settings) {
@@ -92,55 +92,58 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_names(group, "--peers", settings.peers, installed, help);
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");
-  group.choice("--device", settings.device, {"auto", "cpu", "cuda"}, "device of the ranks");
-  group.integer("--seed", settings.seed, std::uint64_t{0}, UINT64_MAX, "42",
-                "seed of weights, data and the order of runs");
-  group.text("--benchmark-filter", "REGEX", settings.filter, "",
-             "only runs with matching names, and stage 01");
+  group.add("--device", takes::choice(settings.device, {"auto", "cpu", "cuda"}),
+            "device of the ranks");
+  group.add("--seed", takes::integer(settings.seed, std::uint64_t{0}, UINT64_MAX),
+            "seed of weights, data and the order of runs");
+  group.add("--benchmark-filter", takes::text(settings.filter, "REGEX"),
+            "only runs with matching names, and stage 01");
 }
 
 void add_how_it_is_measured(OptionGroup group, Settings& settings) {
-  group.integer("--steps", settings.steps, std::int64_t{1}, std::int64_t{10'000'000}, "by model",
-                "number of timed steps of each run");
-  group.integer("--repetitions,--benchmark-repetitions", settings.repetitions, 1, 1000, "6",
-                "runs of each command; with --quick 1, with --full 15");
-  group.flag("--quick", settings.quick, "one repetition, no intervals (half a minute)");
-  group.flag("--full", settings.full,
-             "all models, launchers and variants, 15 repetitions\n"
-             "(a quarter of an hour)");
-  group.positive("--timeout", "SECONDS", settings.timeout_s, 1e7, "300", "time limit of a run");
+  group.add("--steps",
+            takes::integer(settings.steps, std::int64_t{1}, std::int64_t{10'000'000})
+                .initially("by model"),
+            "number of timed steps of each run");
+  group.add("--repetitions,--benchmark-repetitions",
+            takes::integer(settings.repetitions, 1, 1000).initially("6"),
+            "runs of each command; with --quick 1, with --full 15");
+  group.add("--quick", takes::flag(settings.quick), "one repetition, no intervals (half a minute)");
+  group.add("--full", takes::flag(settings.full),
+            "all models, launchers and variants, 15 repetitions\n"
+            "(a quarter of an hour)");
+  group.add("--timeout", takes::positive(settings.timeout_s, "SECONDS", 1e7),
+            "time limit of a run");
 }
 
 void add_output(OptionGroup group, Settings& settings) {
   // Repeatable, because the user's files replace the files from bench/run.sh.
-  group
-      .value("--json,--benchmark-out", "[FILE]", "",
-             "write the report as JSON, to standard output without FILE",
-             [&settings](const auto& name, const auto& file) {
-               settings.json_on_stdout = file == kStandardOutput;
-               settings.json_file = settings.json_on_stdout ? "" : parse_path(name, file);
-             })
-      .repeatable();
-  group.path("--html", "FILE", settings.html_file, "", "write the report as a page with plots")
-      .repeatable();
-  group.flag("--no-samples", settings.no_samples, "leave single steps out of the JSON document");
-  group.flag("--dry-run", settings.dry_run, "print the plan and its commands, run nothing");
+  const auto store_json = [&settings](const std::string& name, const std::string& file) {
+    settings.json_on_stdout = file == kStandardOutput;
+    settings.json_file = settings.json_on_stdout ? "" : parse_path(name, file);
+  };
+  group.add("--json,--benchmark-out", {"[FILE]", "", "", store_json, OptionValue::kLastCounts},
+            "write the report as JSON, to standard output without FILE");
+  group.add("--html", takes::path(settings.html_file, "FILE").repeatable(),
+            "write the report as a page with plots");
+  group.add("--no-samples", takes::flag(settings.no_samples),
+            "leave single steps out of the JSON document");
+  group.add("--dry-run", takes::flag(settings.dry_run),
+            "print the plan and its commands, run nothing");
 }
 
 void add_hidden(OptionGroup group, Settings& settings) {
-  group.flag("--benchmark-list-tests", settings.list_only, "").hidden();
-  group
-      .value("--benchmark-format", "NAME", "", "",
-             [&settings](const auto& name, const auto& format) {
-               settings.json_on_stdout |= check_choice(name, format, {"console", "json"}) == "json";
-             })
-      .hidden();
-  group
-      .value("--benchmark-out-format", "NAME", "", "",
-             [](const auto& name, const auto& format) { check_choice(name, format, {"json"}); })
-      .hidden();
-  group.text("--stage-dir", "FOLDER", settings.stage_dir, "", "").hidden();
-  group.text("--peers-dir", "FOLDER", settings.peers_dir, "", "").hidden();
+  const auto store_format = [&settings](const std::string& name, const std::string& format) {
+    settings.json_on_stdout |= check_choice(name, format, {"console", "json"}) == "json";
+  };
+  const auto only_json = [](const std::string& name, const std::string& format) {
+    check_choice(name, format, {"json"});
+  };
+  group.add("--benchmark-list-tests", takes::flag(settings.list_only), "");
+  group.add("--benchmark-format", {"NAME", "", "", store_format}, "");
+  group.add("--benchmark-out-format", {"NAME", "", "", only_json}, "");
+  group.add("--stage-dir", takes::text(settings.stage_dir, "FOLDER").initially(""), "");
+  group.add("--peers-dir", takes::text(settings.peers_dir, "FOLDER").initially(""), "");
 }
 
 void check_together(const Settings& settings) {
@@ -183,7 +186,7 @@ Settings parse_settings(int argc, const char* const* argv) {
   add_what_is_compared(line.group("Runs to compare"), settings);
   add_how_it_is_measured(line.group("Measurement"), settings);
   add_output(line.group("Output"), settings);
-  add_hidden(line.group("Hidden"), settings);
+  add_hidden(line.group(""), settings);
   line.parse(with_json_file(settings));
   check_together(settings);
   return settings;

@@ -62,7 +62,7 @@ struct Settings {
 };
 
 /// Dashes and underscores in names of options are equal.
-/// @throws Answered after --help and --version
+/// @throws HelpPrinted after --help and --version
 /// @throws UsageError in one line
 Settings parse_settings(int argc, const char* const* argv);
 

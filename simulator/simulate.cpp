@@ -30,23 +30,21 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
                    program_name() + " " DDP_VERSION,
                    "Exit codes: 0 targets met, 1 target missed or rank failed, 2 usage.", 36);
   OptionGroup group = line.group("Options");
-  group.integer<int, int>("--nprocs", options.nprocs, 1, 1024, std::to_string(nprocs),
-                          "number of ranks");
-  group
-      .value("--set", "NAME=NUMBER", "", "set a parameter of the program",
-             [&](const auto& option, const auto& text) {
-               const std::size_t equals = text.find('=');
-               if (equals == 0 || equals == std::string::npos) {
-                 refuse("{}: got {}, expected NAME=NUMBER", option, quote(text));
-               }
-               options.parameters[text.substr(0, equals)] =
-                   parse_positive(option, text.substr(equals + 1), 1e9);
-             })
-      .repeatable();
-  group.positive("--alpha-us", "US", options.network.alpha_us, 1e9, "10",
-                 "fixed time of a message");
-  group.positive("--beta-us-per-mib", "US", options.network.beta_us_per_mib, 1e9, "100",
-                 "time of a MiB");
+  const auto set = [&](const std::string& option, const std::string& text) {
+    const std::size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      refuse("{}: got {}, expected NAME=NUMBER", option, quote(text));
+    }
+    options.parameters[text.substr(0, equals)] =
+        parse_positive(option, text.substr(equals + 1), 1e9);
+  };
+  group.add("--nprocs", takes::integer(options.nprocs, 1, 1024), "number of ranks");
+  group.add("--set", {"NAME=NUMBER", "", "", set, OptionValue::kLastCounts},
+            "set a parameter of the program");
+  group.add("--alpha-us", takes::positive(options.network.alpha_us, "US", 1e9),
+            "fixed time of a message");
+  group.add("--beta-us-per-mib", takes::positive(options.network.beta_us_per_mib, "US", 1e9),
+            "time of a MiB");
   line.parse(argc, argv);
   return options;
 }

@@ -190,16 +190,16 @@ CommandOptions parse_command_line(int argc, char** argv) {
                    40);
   OptionGroup group = line.group("Options");
   std::string name;
-  group.choice("collective,--collective", name, names_of(kCollectives), "collective to run");
-  group.integer<std::optional<int>, int>("--nprocs", options.nprocs, 1, kMaxRanks, "2",
-                                         "number of ranks; a launcher gives its own number");
-  group.choice("--backend", options.backend, {"auto", "shm", "gloo", "mpi"},
-               "library for the collective; auto: as in the stages, or gloo if only gloo has it");
-  group.integer("--size", options.size, int64_t{1}, kMaxSize, "2",
-                "elements of a rank's tensor, or of each part of it");
-  group.integer("--root", options.root, 0, kMaxRanks - 1, "0",
-                "rank that sends or receives, " + for_collectives_with("{root}"));
-  group.choice("--op", options.op, names_of(kOperations), for_collectives_with("{op}"));
+  group.add("collective,--collective", takes::choice(name, names_of(kCollectives)), "collective to run");
+  group.add("--nprocs", takes::integer(options.nprocs, 1, kMaxRanks).initially("2"),
+            "number of ranks; a launcher gives its own number");
+  group.add("--backend", takes::choice(options.backend, {"auto", "shm", "gloo", "mpi"}),
+            "library for the collective; auto: as in the stages, or gloo if only gloo has it");
+  group.add("--size", takes::integer(options.size, int64_t{1}, kMaxSize),
+            "elements of a rank's tensor, or of each part of it");
+  group.add("--root", takes::integer(options.root, 0, kMaxRanks - 1),
+            "rank that sends or receives, " + for_collectives_with("{root}"));
+  group.add("--op", takes::choice(options.op, names_of(kOperations)), for_collectives_with("{op}"));
   line.require("collective");
   line.parse(argc, argv);
 

@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
         "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
         "Exit codes: 0 found, 2 the environment contradicts itself.",
         30);
-    line.group("Options").flag("--json", json, "print a JSON line");
+    line.group("Options").add("--json", ddp::takes::flag(json), "print a JSON line");
     line.parse(argc, argv);
     const nlohmann::ordered_json document = to_json(ddp::read_launch_environment());
     std::cout << (json ? ddp::json_text(document) + "\n" : to_table(document));

@@ -34,23 +34,28 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
     for_stage.push_back(name + "=" + text);
   };
   OptionGroup what = line.group("Benchmarks");
-  what.choice("--suite", options.suite, {"all_reduce", "pieces"},
-              "all_reduce: all-reduces of many sizes; pieces: parts of a step");
-  what.value("--nprocs", "N", "2", "number of ranks at work at the same time", forward);
-  what.value("--backend,--backends", "NAME", "auto", "library for the collectives", forward);
-  what.value("--bytes", "BYTES,...", "4 B to 16 MiB", "sizes of the tensors, for all_reduce",
-             [&options](const std::string& name, const std::string& text) {
-               options.bytes = parse_bytes(name, text);
-             });
-  what.value("--layers", "N,N,...", "20,1", "widths of the model's layers, for pieces", forward);
-  what.value("--batch-size,--batch", "N", "32", "samples per rank and step, for pieces", forward);
+  const auto store_bytes = [&options](const std::string& name, const std::string& text) {
+    options.bytes = parse_bytes(name, text);
+  };
+  what.add("--suite", takes::choice(options.suite, {"all_reduce", "pieces"}),
+           "all_reduce: all-reduces of many sizes; pieces: parts of a step");
+  what.add("--nprocs", {"N", "", "2", forward}, "number of ranks at work at the same time");
+  what.add("--backend,--backends", {"NAME", "", "auto", forward}, "library for the collectives");
+  what.add("--bytes", {"BYTES,...", "", "4 B to 16 MiB", store_bytes},
+           "sizes of the tensors, for all_reduce");
+  what.add("--layers", {"N,N,...", "", "20,1", forward},
+           "widths of the model's layers, for pieces");
+  what.add("--batch-size,--batch", {"N", "", "32", forward},
+           "samples per rank and step, for pieces");
 
   OptionGroup how = line.group("Measurement");
-  how.value("--device", "auto, cpu or cuda", "auto", "device of the ranks", forward);
-  how.value("--threads", "N", "1", "CPU threads of each rank", forward);
-  how.positive("--min-seconds,--benchmark-min-time", "SECONDS", options.min_seconds, kMaxSeconds,
-               "0.2", "minimum time of each benchmark");
-  how.value("--timeout", "SECONDS", "600", "limit for the rendezvous and each collective", forward);
+  how.add("--device", {"auto, cpu or cuda", "", "auto", forward}, "device of the ranks");
+  how.add("--threads", {"N", "", "1", forward}, "CPU threads of each rank");
+  how.add("--min-seconds,--benchmark-min-time",
+          takes::positive(options.min_seconds, "SECONDS", kMaxSeconds),
+          "minimum time of each benchmark");
+  how.add("--timeout", {"SECONDS", "", "600", forward},
+          "limit for the rendezvous and each collective");
 }
 
 void check_together(const CommandLine& line, const MicroOptions& options) {
@@ -103,7 +108,7 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
     arguments.push_back(argument.c_str());
   }
   options.stage =
-      parse_options(static_cast<int>(arguments.size()), arguments.data(), Launch::kSpawn);
+      parse_options(static_cast<int>(arguments.size()), arguments.data(), StartedBy::kProgram);
   return options;
 }
 

@@ -19,7 +19,7 @@ struct MicroOptions {
 };
 
 /// Dashes and underscores in option names are equal.
-/// @throws Answered after --help and --version
+/// @throws HelpPrinted after --help and --version
 /// @throws UsageError naming the option
 MicroOptions parse_micro_options(int argc, const char* const* argv);
 

@@ -17,10 +17,6 @@
 namespace ddp {
 namespace {
 
-std::string first_name(const std::string& names) {
-  return names.substr(0, names.find(','));
-}
-
 /// Levenshtein distance.
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
@@ -143,66 +139,63 @@ std::string with_dashes(const std::string& argument) {
   return result;
 }
 
-Option& Option::hidden() {
-  option_->group("");
-  return *this;
+namespace takes {
+
+OptionValue text(std::string& target, const std::string& unit) {
+  return {unit, target, target,
+          [&target](const std::string&, const std::string& given) { target = given; }};
 }
 
-Option& Option::repeatable() {
-  option_->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  return *this;
+OptionValue path(std::string& target, const std::string& unit) {
+  return {unit, target, target, [&target](const std::string& name, const std::string& given) {
+            target = parse_path(name, given);
+          }};
 }
 
-Option OptionGroup::value(const std::string& names, const std::string& unit,
-                          const std::string& initial, const std::string& help,
-                          const StoreValue& store) {
-  const auto store_text = [name = first_name(names), unit, store](const std::string& text) {
-    if (text.empty()) {
-      refuse("{}: got \"\", expected {}", name, unit);
+OptionValue choice(std::string& target, const Choices& choices) {
+  return {join(choices), target, target,
+          [&target, choices](const std::string& name, const std::string& given) {
+            target = check_choice(name, given, choices);
+          }};
+}
+
+OptionValue flag(bool& target) {
+  return {"", text_of(target), "",
+          [&target](const std::string&, const std::string&) { target = true; }};
+}
+
+}  // namespace takes
+
+void OptionGroup::add(const std::string& names, const OptionValue& value, const std::string& help) {
+  const std::string name = names.substr(0, names.find(','));
+  if (value.unit.empty()) {
+    app_.add_flag_callback(
+            names, [name, value] { value.store(name, ""); }, help)
+        ->disable_flag_override()
+        ->group(title_);
+    return;
+  }
+  CLI::callback_t store = [name, value](const CLI::results_t& texts) {
+    for (const std::string& text : texts) {
+      if (text.empty()) {
+        refuse("{}: got \"\", expected {}", name, value.unit);
+      }
+      value.store(name, text);
     }
-    store(name, text);
+    return true;
   };
-  return Option(app_.add_option_function<std::string>(names, store_text, help)
-                    ->option_text(unit + (initial.empty() ? "" : " (default " + initial + ")"))
-                    ->type_name(unit)
-                    ->group(title_));
-}
-
-Option OptionGroup::values(const std::string& names, const std::string& unit,
-                           const std::string& help, const StoreValues& store) {
-  const auto store_texts = [name = first_name(names),
-                            store](const std::vector<std::string>& texts) { store(name, texts); };
-  return Option(app_.add_option_function<std::vector<std::string>>(names, store_texts, help)
-                    ->option_text(unit)
-                    ->type_name(unit)
-                    ->expected(1, -1)
-                    ->group(title_));
-}
-
-Option OptionGroup::text(const std::string& names, const std::string& unit, std::string& target,
-                         const std::string& initial, const std::string& help) {
-  return value(names, unit, initial, help,
-               [&target](const std::string&, const std::string& given) { target = given; });
-}
-
-Option OptionGroup::path(const std::string& names, const std::string& unit, std::string& target,
-                         const std::string& initial, const std::string& help) {
-  return value(names, unit, initial, help,
-               [&target](const std::string& name, const std::string& text) {
-                 target = parse_path(name, text);
-               });
-}
-
-Option OptionGroup::choice(const std::string& names, std::string& target, const Choices& choices,
-                           const std::string& help) {
-  return value(names, join(choices), target, help,
-               [&target, choices](const std::string& name, const std::string& given) {
-                 target = check_choice(name, given, choices);
-               });
-}
-
-Option OptionGroup::flag(const std::string& names, bool& target, const std::string& help) {
-  return Option(app_.add_flag(names, target, help)->disable_flag_override()->group(title_));
+  CLI::Option* const option = app_.add_option(names, std::move(store), help);
+  const std::string initial = value.initial.empty() ? "" : " (default " + value.initial + ")";
+  option->option_text(value.unit + initial)
+      ->type_name(value.unit)
+      ->type_size(1)
+      ->expected(1)
+      ->group(title_);
+  if (value.times == OptionValue::kLastCounts) {
+    option->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  } else if (value.times == OptionValue::kSeveral) {
+    option->expected(1, -1)->allow_extra_args();
+  }
 }
 
 CommandLine::CommandLine(const std::string& program, const std::string& description,
@@ -258,10 +251,10 @@ void CommandLine::parse(std::vector<std::string> arguments) {
     app_->parse(arguments);
   } catch (const CLI::CallForHelp&) {
     std::cout << app_->help();
-    throw Answered();
+    throw HelpPrinted();
   } catch (const CLI::CallForVersion& version) {
     std::cout << version.what() << '\n';
-    throw Answered();
+    throw HelpPrinted();
   } catch (const CLI::ParseError& error) {
     std::string line = error.what();
     std::ranges::replace(line, '\n', ' ');

@@ -1,9 +1,12 @@
 // common/base/command_line.hpp - CLI11 with options in the groups of --help and strict values.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +16,6 @@
 // No header includes CLI11, which takes seconds to compile.
 namespace CLI {
 class App;
-class Option;
 }  // namespace CLI
 
 namespace ddp {
@@ -46,68 +48,71 @@ void check_output_file(const std::string& name, const std::string& path, bool is
 void expect_different_files(const std::string& names, const std::vector<std::string>& paths);
 
 /// Thrown after --help or --version was answered on stdout.
-struct Answered {};
+struct HelpPrinted {};
 
 /// "--world_sizes=a_b" -> "--world-sizes=a_b"; texts without "--" in front stay as they are.
 std::string with_dashes(const std::string& argument);
 
-/// Handle of an added option, for its further properties.
-class Option {
- public:
-  explicit Option(CLI::Option* option) : option_(option) {}
-
-  Option& hidden();  ///< not listed by --help
-  Option& repeatable();  ///< may be given several times; all values are stored
-
- private:
-  CLI::Option* option_;
-};
-
 /// Stores the value, which is not empty, of the option `name`.
 using StoreValue = std::function<void(const std::string& name, const std::string& text)>;
-using StoreValues =
-    std::function<void(const std::string& name, const std::vector<std::string>& texts)>;
 
-/// Adds options to one group of --help. CLI11 splits the command line; values are parsed here,
-/// because CLI11's own conversion takes "010" for 8 and "nan" for a number.
-///
-/// `names`: "total_epochs,--total-epochs"; messages use the first. `unit` stands for the value in
-/// --help. `initial`: the default in --help, or empty.
+/// How the value of an option is written, and where it goes. Values are parsed here, because
+/// CLI11's own conversion takes "010" for 8 and "nan" for a number.
+struct OptionValue {
+  std::string unit;  ///< stands for the value in --help; empty: a flag
+  std::string text;  ///< the target's present value, for messages; empty: it has none
+  std::string initial;  ///< the default in --help, or empty
+  StoreValue store;
+  enum Times { kOnce, kLastCounts, kSeveral } times = kOnce;
+
+  OptionValue& initially(const std::string& shown) { return initial = shown, *this; }
+  OptionValue& told(const std::string& present) { return text = present, *this; }
+  OptionValue& repeatable() { return times = kLastCounts, *this; }
+};
+
+/// Text of a value; empty for an unset std::optional.
+template <typename T>
+std::string text_of(const T& value) {
+  return fmt::format("{}", value);
+}
+template <typename T>
+std::string text_of(const std::optional<T>& value) {
+  return value ? text_of(*value) : "";
+}
+
+/// Values by their type, with the target that they are stored in.
+namespace takes {
+
+template <typename Target, typename Least, typename Integer>
+OptionValue integer(Target& target, Least minimum, Integer maximum) {
+  return {"N", text_of(target), text_of(target),
+          [&target, minimum, maximum](const std::string& name, const std::string& text) {
+            target = parse_integer<Integer>(name, text, minimum, maximum);
+          }};
+}
+
+template <typename Target>
+OptionValue positive(Target& target, const std::string& unit, double maximum) {
+  return {unit, text_of(target), text_of(target),
+          [&target, maximum](const std::string& name, const std::string& text) {
+            target = parse_positive(name, text, maximum);
+          }};
+}
+
+OptionValue text(std::string& target, const std::string& unit);
+OptionValue path(std::string& target, const std::string& unit);
+OptionValue choice(std::string& target, const Choices& choices);
+OptionValue flag(bool& target);
+
+}  // namespace takes
+
+/// Adds options to one group of --help, which does not list a group without title.
 class OptionGroup {
  public:
   OptionGroup(CLI::App& app, std::string title) : app_(app), title_(std::move(title)) {}
 
-  Option value(const std::string& names, const std::string& unit, const std::string& initial,
-               const std::string& help, const StoreValue& store);
-  /// Takes several values: "--devices 0 1".
-  Option values(const std::string& names, const std::string& unit, const std::string& help,
-                const StoreValues& store);
-  Option text(const std::string& names, const std::string& unit, std::string& target,
-              const std::string& initial, const std::string& help);
-  Option path(const std::string& names, const std::string& unit, std::string& target,
-              const std::string& initial, const std::string& help);
-  /// The default is the value of `target`, if it is not empty.
-  Option choice(const std::string& names, std::string& target, const Choices& choices,
-                const std::string& help);
-  Option flag(const std::string& names, bool& target, const std::string& help);
-
-  template <typename Target, typename Integer>
-  Option integer(const std::string& names, Target& target, Integer minimum, Integer maximum,
-                 const std::string& initial, const std::string& help) {
-    return value(names, "N", initial, help,
-                 [&target, minimum, maximum](const std::string& name, const std::string& text) {
-                   target = parse_integer<Integer>(name, text, minimum, maximum);
-                 });
-  }
-
-  template <typename Target>
-  Option positive(const std::string& names, const std::string& unit, Target& target, double maximum,
-                  const std::string& initial, const std::string& help) {
-    return value(names, unit, initial, help,
-                 [&target, maximum](const std::string& name, const std::string& text) {
-                   target = parse_positive(name, text, maximum);
-                 });
-  }
+  /// @param names "total_epochs,--total-epochs"; messages use the first
+  void add(const std::string& names, const OptionValue& value, const std::string& help);
 
  private:
   CLI::App& app_;
@@ -128,7 +133,7 @@ class CommandLine {
   /// Stores all values, in the order in which the options were added. Underscores in names are
   /// dashes. The error for an unknown name suggests the nearest known name; other errors are
   /// CLI11's.
-  /// @throws Answered @throws UsageError
+  /// @throws HelpPrinted @throws UsageError
   void parse(int argc, const char* const* argv);
   void parse(std::vector<std::string> arguments);
 

@@ -35,9 +35,9 @@ constexpr PublishedFile kFashionTestLabels{"t10k-labels-idx1-ubyte", 10008,
                                            "ca8383985fa2cbc620515cb4512a5b03"};
 
 /// Path of NAME.gz or NAME in the folder --data-dir, or in the installed data folders.
-std::string find_published(const DataOptions& options, const PublishedFile& file) {
-  std::vector<std::string> folders = {options.data_dir};
-  if (options.data_dir.empty()) {
+std::string find_published(const std::string& data_dir, const PublishedFile& file) {
+  std::vector<std::string> folders = {data_dir};
+  if (data_dir.empty()) {
     const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
     folders = {bin.parent_path() / "share", "/usr/share/datasets/fashion-mnist", DDP_DATA_DIR};
   }
@@ -54,8 +54,8 @@ std::string find_published(const DataOptions& options, const PublishedFile& file
 }
 
 /// @return the unpacked bytes
-std::string read_published(const DataOptions& options, const PublishedFile& file) {
-  const std::string path = find_published(options, file);
+std::string read_published(const std::string& data_dir, const PublishedFile& file) {
+  const std::string path = find_published(data_dir, file);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(path.c_str(), "rb"), gzclose);
   std::string bytes(file.bytes + 1, '\0');  // one byte more: a larger file has another checksum
   const int got = gzread(in.get(), bytes.data(), static_cast<unsigned>(bytes.size()));
@@ -112,16 +112,16 @@ void standardize(Dataset& dataset) {
 
 /// 1,797 images of handwritten digits, 8x8 pixels. Every fifth image is held out.
 Dataset digits(const DataOptions& options) {
-  read_published(options, kDigits);  // checks the file
-  Dataset dataset = load_data_file(find_published(options, kDigits), options.hidden);
+  read_published(options.data_dir, kDigits);  // checks the file
+  Dataset dataset = load_data_file(find_published(options.data_dir, kDigits), options.hidden);
   standardize(dataset);
   return dataset;
 }
 
 /// Bytes after an IDX file's header. read_published() has checked the header by the file's hash.
-torch::Tensor idx_values(const DataOptions& options, const PublishedFile& file,
+torch::Tensor idx_values(const std::string& data_dir, const PublishedFile& file,
                          size_t header_bytes) {
-  std::string bytes = read_published(options, file);
+  std::string bytes = read_published(data_dir, file);
   const auto size = static_cast<int64_t>(bytes.size() - header_bytes);
   return torch::from_blob(bytes.data() + header_bytes, {size}, torch::kUInt8).clone();
 }
@@ -130,8 +130,9 @@ torch::Tensor idx_values(const DataOptions& options, const PublishedFile& file,
 Dataset fashion_mnist(const DataOptions& options) {
   constexpr int64_t kPixels = 784;
   const auto part = [&](const PublishedFile& images, const PublishedFile& labels) {
-    const torch::Tensor pixels = idx_values(options, images, 16).view({-1, kPixels});
-    return Samples{pixels.to(torch::kFloat32), idx_values(options, labels, 8).to(torch::kInt64)};
+    const torch::Tensor pixels = idx_values(options.data_dir, images, 16).view({-1, kPixels});
+    return Samples{pixels.to(torch::kFloat32),
+                   idx_values(options.data_dir, labels, 8).to(torch::kInt64)};
   };
   Dataset dataset{
       .train = part(kFashionTrainImages, kFashionTrainLabels),
@@ -140,23 +141,6 @@ Dataset fashion_mnist(const DataOptions& options) {
           kPixels, options.hidden.empty() ? std::vector<int64_t>{256, 128} : options.hidden, 10)};
   standardize(dataset);
   return dataset;
-}
-
-Dataset load(const DataOptions& options) {
-  if (options.dataset.ends_with(".safetensors")) {
-    return load_data_file(options.dataset, options.hidden);
-  }
-  if (options.dataset == "digits") {
-    return digits(options);
-  }
-  if (options.dataset == "fashion-mnist") {
-    return fashion_mnist(options);
-  }
-  if (options.dataset != "synthetic") {
-    refuse("--dataset: got {}, expected synthetic, digits, fashion-mnist, or a FILE.safetensors",
-           quote(options.dataset));
-  }
-  return synthetic(options);
 }
 
 }  // namespace
@@ -170,7 +154,20 @@ std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden
 
 Dataset load_dataset(const DataOptions& options) {
   const torch::NoGradGuard no_grad;
-  return load(options);
+  if (options.dataset.ends_with(".safetensors")) {
+    return load_data_file(options.dataset, options.hidden);
+  }
+  if (options.dataset == "digits") {
+    return digits(options);
+  }
+  if (options.dataset == "fashion-mnist") {
+    return fashion_mnist(options);
+  }
+  if (options.dataset != kSynthetic) {
+    refuse("--dataset: got {}, expected synthetic, digits, fashion-mnist, or a FILE.safetensors",
+           quote(options.dataset));
+  }
+  return synthetic(options);
 }
 
 Dataset load_dataset(const std::string& name) {

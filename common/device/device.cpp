@@ -83,7 +83,7 @@ void apply_settings(const DeviceOptions& options) {
 }  // namespace
 
 torch::Device set_device(const DeviceOptions& options, int local_rank) {
-  if (options.launch == Launch::kAlone &&
+  if (options.started_by == StartedBy::kUser &&
       (options.devices.size() > 1 || options.nprocs.value_or(1) != 1)) {
     refuse("{}, expected one device; stages 02 and 03 use several",
            options.nprocs ? fmt::format("--nprocs: got {}", *options.nprocs)
@@ -101,7 +101,7 @@ torch::Device set_device(const DeviceOptions& options, int local_rank) {
   // A launcher may show each process a single device. If the other processes of the node see the
   // same device, init_process_group() refuses them.
   const bool given_one =
-      devices == 1 && options.devices.empty() && options.launch == Launch::kLauncher;
+      devices == 1 && options.devices.empty() && options.started_by == StartedBy::kLauncher;
   const auto usable =
       options.devices.empty() ? static_cast<size_t>(devices) : options.devices.size();
   const auto index = given_one ? 0 : static_cast<size_t>(local_rank);
@@ -120,7 +120,7 @@ torch::Device set_device(const DeviceOptions& options, int local_rank) {
 torch::Device set_device(int local_rank) {
   DeviceOptions options;
   options.program = program_name();
-  options.launch = Launch::kLauncher;
+  options.started_by = StartedBy::kLauncher;
   return set_device(options, local_rank);
 }
 

@@ -119,7 +119,7 @@ int resolve_threads(const DeviceOptions& options, const LaunchEnvironment& envir
   const int cores =
       share_of_cores(own_cores(), cores_of_host(environment), environment.local_world_size);
   // Stage 02's replicas compute side by side in this process.
-  const int replicas = options.launch == Launch::kAlone ? options.nprocs.value_or(1) : 1;
+  const int replicas = options.started_by == StartedBy::kUser ? options.nprocs.value_or(1) : 1;
   return std::max(1, cores / replicas);
 }
 

@@ -10,10 +10,10 @@
 
 namespace ddp {
 
-/// Way in which a program's processes are started. Options and the default world depend on it.
-enum class Launch {
-  kAlone,  ///< stages 01 and 02: one process for all devices
-  kSpawn,  ///< stage 03: the program starts one process per device itself
+/// Who starts the processes of a training. Options and the default world depend on it.
+enum class StartedBy {
+  kUser,  ///< stages 01 and 02: one process for all devices
+  kProgram,  ///< stage 03: the program starts one process per device itself
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
@@ -23,7 +23,7 @@ inline constexpr int kAutomaticThreads = 0;
 /// Devices and threads that the user asked for.
 struct DeviceOptions {
   std::string program;  ///< base name of the executable, "01_single_gpu"
-  Launch launch = Launch::kAlone;
+  StartedBy started_by = StartedBy::kUser;
   std::string device = "auto";  ///< "auto", "cpu" or "cuda"
   std::vector<int> devices;  ///< CUDA device indices to use; empty: all
   std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes

@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
@@ -21,171 +23,241 @@ constexpr int64_t kMaxGlobalBatch = int64_t{1} << 62;
 constexpr int64_t kMaxBatch = kMaxGlobalBatch / kMaxWorldSize;
 constexpr double kMaxTimeout = 30 * 86400;  // longer times overflow clocks of libraries
 
-/// Parses "128,128".
-StoreValue store_widths(std::vector<int64_t>& target, size_t fewest) {
-  return [&target, fewest](const std::string& name, const std::string& text) {
-    target.clear();
-    for (const std::string& width : split(text)) {
-      target.push_back(parse_integer<int64_t>(name, width, 1));
-    }
-    if (target.size() < fewest) {
-      refuse("{}: got {}, expected at least {} widths, e.g. 20,64,1", name, quote(text), fewest);
-    }
+/// Whose an option is. A row must say it: the compiler refuses a row without it.
+enum Scope {
+  kOfRank,  ///< each rank may have its own
+  kOfJob,  ///< all ranks must have the same
+  kOfResult,  ///< the same, and it decides the weights: a snapshot is refused if it differs
+};
+
+using namespace takes;
+
+/// A row of the table of options.
+struct Row {
+  std::string names;  ///< "total_epochs,--total-epochs"
+  Scope scope;
+  OptionValue value;
+  std::string help;
+  std::string reported = "";  ///< its name in the summary of --metrics
+  bool is_taken = true;  ///< by this program
+};
+
+template <size_t kCount>
+Choices names_of(const char* const (&names)[kCount]) {
+  return {names, names + kCount};
+}
+
+Choices optimizer_names() {
+  Choices names;
+  std::ranges::transform(kOptimizers, std::back_inserter(names), &OptimizerKind::name);
+  return names;
+}
+
+/// "128,128"
+OptionValue widths(std::vector<int64_t>& target, size_t fewest) {
+  return {"N,N,...", fmt::format("{}", fmt::join(target, ",")), "",
+          [&target, fewest](const std::string& name, const std::string& text) {
+            target.clear();
+            for (const std::string& width : split(text)) {
+              target.push_back(parse_integer<int64_t>(name, width, 1));
+            }
+            if (target.size() < fewest) {
+              refuse("{}: got {}, expected at least {} widths, e.g. 20,64,1", name, quote(text),
+                     fewest);
+            }
+          }};
+}
+
+/// "536870912" or "512MiB"
+OptionValue bytes(std::optional<int64_t>& target) {
+  return {
+      "BYTES", text_of(target), "the free memory",
+      [&target](const std::string& name, const std::string& text) {
+        const std::map<std::string, int> shifts = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+        const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+        const auto shift = shifts.find(text.substr(digits));
+        if (shift == shifts.end()) {
+          refuse("{}: got {}, expected bytes, e.g. 536870912, 512MiB or 4GiB", name, quote(text));
+        }
+        const int bits = shift->second;
+        target = parse_integer<int64_t>(name, text.substr(0, digits), 1, kAny >> bits) << bits;
+      }};
+}
+
+/// Ranks compare whether the size is to be found; a given size is part of --global-batch.
+OptionValue batch_size(Options& options, bool may_find) {
+  return {may_find ? "SAMPLES or auto" : "SAMPLES", options.find_batch ? "auto" : "given",
+          text_of(options.batch_size),
+          [&options, may_find](const std::string& name, const std::string& text) {
+            options.find_batch = text == "auto";
+            if (options.find_batch && !may_find) {
+              refuse("{}: got \"auto\", expected a number; 04_ddp_launcher_auto_batch finds one",
+                     name);
+            }
+            if (!options.find_batch) {
+              options.batch_size = parse_integer<int64_t>(name, text, 1, kMaxBatch);
+            }
+          }};
+}
+
+/// A file may lie in another folder on another rank, or after a restart.
+OptionValue dataset(std::string& target) {
+  return {"DATA", printable(std::filesystem::path(target).filename().native()), target,
+          [&target](const std::string& name, const std::string& text) {
+            target = parse_path(name, text);
+            if (std::ranges::find(kDatasets, text) == std::end(kDatasets) &&
+                !text.ends_with(".safetensors")) {
+              refuse("{}: got {}, expected {}, or a FILE.safetensors", name, quote(text),
+                     join(names_of(kDatasets)));
+            }
+          }};
+}
+
+OptionValue devices(std::vector<int>& target) {
+  return {"N... (default all)", fmt::format("{}", fmt::join(target, " ")), "",
+          [&target](const std::string& name, const std::string& text) {
+            target.push_back(parse_integer<int>(name, text, 0, 4095));
+          },
+          OptionValue::kSeveral};
+}
+
+OptionValue threads(int& target) {
+  return {"N or auto", text_of(target), text_of(target),
+          [&target](const std::string& name, const std::string& text) {
+            target = text == "auto" ? kAutomaticThreads : parse_integer<int>(name, text, 1, 4096);
+          }};
+}
+
+std::vector<Row> training_options(Options& options, int world_size, bool may_find_batch) {
+  const double rate = resolve_learning_rate(options);
+  const std::string global_batch = options.find_batch && !options.global_batch
+                                       ? "as found"
+                                       : text_of(global_batch_of(options, world_size));
+  return {
+      {"total_epochs,--total-epochs", kOfJob, integer(options.total_epochs, 0, kAny).initially(""),
+       "number of passes over the data; 0 only evaluates", "epochs"},
+      {"save_every,--save-every", kOfJob, integer(options.save_every, 1, kAny).initially(""),
+       "number of epochs between snapshots"},
+      {"--batch-size", kOfJob, batch_size(options, may_find_batch),
+       std::string("samples per process and step") +
+           (may_find_batch ? "; auto: as many as fit into memory" : "")},
+      {"--global-batch", kOfResult,
+       integer(options.global_batch, int64_t{1}, kMaxGlobalBatch).initially("").told(global_batch),
+       "samples per step over all processes, instead of --batch-size"},
+      {"--memory-limit", kOfRank, bytes(options.memory_limit_bytes),
+       "memory of each process for --batch-size auto on a CPU, e.g. 4GiB", "", may_find_batch},
+      {"--optimizer", kOfResult, choice(options.optimizer, optimizer_names()),
+       "optimizer of torch::optim; momentum: SGD with momentum 0.9", "optimizer"},
+      {"--lr", kOfResult,
+       positive(options.learning_rate, "RATE", 1e9)
+           .initially("the optimizer's own")
+           .told(nlohmann::json(rate).dump()),
+       "learning rate", "learning_rate"},
+      {"--seed", kOfResult,
+       integer(options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max()),
+       "seed of weights, data and order; the same on every rank"},
+      {"--deterministic", kOfJob, flag(options.deterministic),
+       "use algorithms that repeat bit for bit"},
   };
 }
 
-/// Parses "536870912" and "512MiB".
-StoreValue store_bytes(std::optional<int64_t>& target) {
-  return [&target](const std::string& name, const std::string& text) {
-    const std::map<std::string, int> shifts = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
-    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-    const auto shift = shifts.find(text.substr(digits));
-    if (shift == shifts.end()) {
-      refuse("{}: got {}, expected bytes, e.g. 536870912, 512MiB or 4GiB", name, quote(text));
-    }
-    const int bits = shift->second;
-    target = parse_integer<int64_t>(name, text.substr(0, digits), 1, kAny >> bits) << bits;
+std::vector<Row> data_options(Options& options) {
+  const bool made_up = options.dataset == kSynthetic;
+  return {
+      {"--dataset", kOfResult, dataset(options.dataset),
+       join(names_of(kDatasets)) + ", or a FILE.safetensors made by tools/to_safetensors"},
+      {"--data-dir", kOfRank, path(options.data_dir, "PATH").initially("the installed folder"),
+       "folder with the data files"},
+      {"--dataset-size", kOfResult,
+       integer(options.dataset_size, int64_t{1}, int64_t{1'000'000'000'000})
+           .told(made_up ? text_of(options.dataset_size) : "the file's"),
+       "number of training samples, synthetic only"},
+      {"--hidden", kOfJob, widths(options.hidden, 1).initially("the dataset's"),
+       "widths of the hidden layers, e.g. 128,128"},
+      {"--layers", kOfJob, widths(options.layers, 2).initially("20,1"),
+       "widths of all layers, synthetic only; the last width is 1 for regression"},
   };
 }
 
-void add_batch_size(OptionGroup& group, Options& options, const ExtraOptions& extra) {
-  group.value(
-      "--batch-size", extra.batch_finder ? "SAMPLES or auto" : "SAMPLES",
-      std::to_string(options.batch_size),
-      extra.batch_finder ? "samples per process and step; auto: as many as fit into memory"
-                         : "samples per process and step",
-      [&options, extra](const std::string& name, const std::string& text) {
-        options.find_batch = text == "auto";
-        if (options.find_batch && !extra.batch_finder) {
-          refuse("{}: got \"auto\", expected a number; 04_ddp_launcher_auto_batch finds one", name);
-        }
-        if (!options.find_batch) {
-          options.batch_size = parse_integer<int64_t>(name, text, 1, kMaxBatch);
-        }
-      });
-  group.integer("--global-batch", options.global_batch, int64_t{1}, kMaxGlobalBatch, "",
-                "samples per step over all processes, instead of --batch-size");
-  if (extra.batch_finder) {
-    group.value("--memory-limit", "BYTES", "the free memory",
-                "memory of each process for --batch-size auto on a CPU, e.g. 4GiB",
-                store_bytes(options.memory_limit_bytes));
-  }
+std::vector<Row> device_options(Options& options, bool has_graph) {
+  return {
+      {"--device", kOfRank, choice(options.device, {"auto", "cpu", "cuda"}), "kind of device"},
+      {"--devices,--gpus", kOfRank, devices(options.devices),
+       "indices of the CUDA devices to use, e.g. 0 1"},
+      {"--nprocs", kOfRank, integer(options.nprocs, 1, 1024).initially("one per GPU, else 2"),
+       "number of processes, in stage 02 of replicas", "",
+       options.started_by != StartedBy::kLauncher},
+      {"--threads", kOfRank, threads(options.threads),
+       "CPU threads per rank or replica; auto: its share of the cores", "threads"},
+      {"--backend", kOfJob, choice(options.backend, names_of(kBackends)),
+       "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo"},
+      {"--bucket-mib", kOfJob, positive(options.bucket_mib, "MIB", 1 << 20),
+       "size of the buckets of gradients; the first bucket has 1 MiB"},
+      {"--timeout", kOfRank, positive(options.timeout_seconds, "SECONDS", kMaxTimeout),
+       "time limit for the rendezvous and for every collective"},
+      {"--interface", kOfRank, text(options.interface, "NAME").initially("the interface to rank 0"),
+       "network interface for the collectives, e.g. ib0"},
+      {"--graph", kOfRank, flag(options.graph), "capture the step in a CUDA graph", "", has_graph},
+      {"--no-communication", kOfJob, flag(options.no_communication),
+       "only for measuring: ranks do not sum gradients, so their weights drift apart"},
+  };
 }
 
-void add_training(OptionGroup group, Options& options, const ExtraOptions& extra) {
-  group.integer("total_epochs,--total-epochs", options.total_epochs, int64_t{0}, kAny, "",
-                "number of passes over the data; 0 only evaluates");
-  group.integer("save_every,--save-every", options.save_every, int64_t{1}, kAny, "",
-                "number of epochs between snapshots");
-  add_batch_size(group, options, extra);
-  group.choice("--optimizer", options.optimizer, {"sgd", "momentum", "adam", "adamw"},
-               "optimizer of torch::optim; momentum: SGD with momentum 0.9");
-  group.positive("--lr", "RATE", options.learning_rate, 1e9, "the optimizer's own",
-                 "learning rate");
-  group.integer("--seed", options.seed, uint64_t{0}, std::numeric_limits<uint64_t>::max(),
-                std::to_string(options.seed),
-                "seed of weights, data and order; the same on every rank");
-  group.flag("--deterministic", options.deterministic, "use algorithms that repeat bit for bit");
+std::vector<Row> identity_options(Options& options) {
+  constexpr int kMaxRank = kMaxWorldSize - 1;
+  return {
+      {"--rank", kOfRank, integer(options.rank, 0, kMaxRank), "rank of this process"},
+      {"--world-size", kOfRank, integer(options.world_size, 1, kMaxWorldSize),
+       "number of processes"},
+      {"--local-rank", kOfRank, integer(options.local_rank, 0, kMaxRank), "rank on its node"},
+      {"--local-world-size", kOfRank, integer(options.local_world_size, 1, kMaxWorldSize),
+       "number of processes on this node"},
+      {"--master-addr", kOfRank, text(options.master_addr, "HOST"),
+       "host on which rank 0 serves the store"},
+      {"--master-port", kOfRank, integer(options.master_port, 1, kMaxPort),
+       "TCP port of the store"},
+  };
 }
 
-void add_data(OptionGroup group, Options& options) {
-  const Choices datasets = {"synthetic", "digits", "fashion-mnist"};
-  group.value("--dataset", "DATA", options.dataset,
-              join(datasets) + ", or a FILE.safetensors made by tools/to_safetensors",
-              [&options, datasets](const std::string& name, const std::string& text) {
-                options.dataset = parse_path(name, text);
-                if (std::ranges::find(datasets, text) == datasets.end() &&
-                    !text.ends_with(".safetensors")) {
-                  refuse("{}: got {}, expected {}, or a FILE.safetensors", name, quote(text),
-                         join(datasets));
-                }
-              });
-  group.path("--data-dir", "PATH", options.data_dir, "the installed folder",
-             "folder with the data files");
-  group.integer("--dataset-size", options.dataset_size, int64_t{1}, int64_t{1'000'000'000'000},
-                std::to_string(options.dataset_size), "number of training samples, synthetic only");
-  group.value("--hidden", "N,N,...", "the dataset's", "widths of the hidden layers, e.g. 128,128",
-              store_widths(options.hidden, 1));
-  group.value("--layers", "N,N,...", "20,1",
-              "widths of all layers, synthetic only; the last width is 1 for regression",
-              store_widths(options.layers, 2));
+std::vector<Row> output_options(Options& options) {
+  return {
+      {"--snapshot", kOfRank,
+       path(options.snapshot, "PATH").initially(options.program + ".safetensors"),
+       "file for snapshots; the previous file becomes PATH.prev"},
+      {"--resume", kOfJob, choice(options.resume, {"restart", "auto", "never"}),
+       "restart: resume if the launcher restarted the job; auto: if there is a snapshot"},
+      {"--metrics", kOfJob,  // its steps are gathered from all ranks, and written by rank 0
+       path(options.metrics, "PATH").told(text_of(!options.metrics.empty())),
+       "file for a JSON line per rank and step, and a summary"},
+      {"--trace", kOfRank, path(options.trace, "PATH"), "file for a Chrome trace of each rank"},
+      {"--verbose", kOfRank, flag(options.verbose),
+       "print the first samples of an epoch, the model's inputs, and how busy the ranks are"},
+      {"--quiet", kOfRank, flag(options.quiet), "print no line per epoch and no progress bar"},
+  };
 }
 
-void add_devices(OptionGroup group, Options& options, const ExtraOptions& extra) {
-  group.choice("--device", options.device, {"auto", "cpu", "cuda"}, "kind of device");
-  group.values("--devices,--gpus", "N... (default all)",
-               "indices of the CUDA devices to use, e.g. 0 1",
-               [&options](const std::string& name, const std::vector<std::string>& indices) {
-                 for (const std::string& index : indices) {
-                   options.devices.push_back(parse_integer<int>(name, index, 0, 4095));
-                 }
-               });
-  if (options.launch != Launch::kLauncher) {
-    group.integer("--nprocs", options.nprocs, 1, 1024, "one per GPU, else 2",
-                  "number of processes, in stage 02 of replicas");
-  }
-  group.value("--threads", "N or auto", std::to_string(options.threads),
-              "CPU threads per rank or replica; auto: its share of the cores",
-              [&options](const std::string& name, const std::string& text) {
-                options.threads =
-                    text == "auto" ? kAutomaticThreads : parse_integer<int>(name, text, 1, 4096);
-              });
-  group.choice(
-      "--backend", options.backend, {"auto", "nccl", "nccl-legacy", "gloo", "mpi", "shm"},
-      "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo");
-  group.positive("--bucket-mib", "MIB", options.bucket_mib, 1 << 20, "25",
-                 "size of the buckets of gradients; the first bucket has 1 MiB");
-  group.positive("--timeout", "SECONDS", options.timeout_seconds, kMaxTimeout,
-                 std::to_string(static_cast<int>(options.timeout_seconds)),
-                 "time limit for the rendezvous and for every collective");
-  group.text("--interface", "NAME", options.interface, "the interface to rank 0",
-             "network interface for the collectives, e.g. ib0");
-  if (extra.graph) {
-    group.flag("--graph", options.graph, "capture the step in a CUDA graph");
-  }
-  group.flag("--no-communication", options.no_communication,
-             "only for measuring: ranks do not sum gradients, so their weights drift apart");
-}
-
-void add_identity(OptionGroup group, Options& options) {
-  group.integer("--rank", options.rank, 0, kMaxWorldSize - 1, "", "rank of this process");
-  group.integer("--world-size", options.world_size, 1, kMaxWorldSize, "", "number of processes");
-  group.integer("--local-rank", options.local_rank, 0, kMaxWorldSize - 1, "", "rank on its node");
-  group.integer("--local-world-size", options.local_world_size, 1, kMaxWorldSize, "",
-                "number of processes on this node");
-  group.text("--master-addr", "HOST", options.master_addr, "",
-             "host on which rank 0 serves the store");
-  group.integer("--master-port", options.master_port, 1, kMaxPort, "", "TCP port of the store");
-}
-
-void add_output(OptionGroup group, Options& options) {
-  group.path("--snapshot", "PATH", options.snapshot, options.program + ".safetensors",
-             "file for snapshots; the previous file becomes PATH.prev");
-  group.choice("--resume", options.resume, {"restart", "auto", "never"},
-               "restart: resume if the launcher restarted the job; auto: if there is a snapshot");
-  group.path("--metrics", "PATH", options.metrics, "",
-             "file for a JSON line per rank and step, and a summary");
-  group.path("--trace", "PATH", options.trace, "", "file for a Chrome trace of each rank");
-  group.flag("--verbose", options.verbose,
-             "print the first samples of an epoch, the model's inputs, and how busy the ranks are");
-  group.flag("--quiet", options.quiet, "print no line per epoch and no progress bar");
+/// The table of all options, by the groups of --help. Parsing changes `options`.
+std::vector<std::pair<const char*, std::vector<Row>>> option_table(Options& options, int world_size,
+                                                                   const ExtraOptions& extra) {
+  return {{"Training", training_options(options, world_size, extra.batch_finder)},
+          {"Data and model", data_options(options)},
+          {"Devices and processes", device_options(options, extra.graph)},
+          {"Identity (overrides the launcher)", identity_options(options)},
+          {"Output", output_options(options)}};
 }
 
 /// Answers `--speedup NAME` with the programs for it.
-void add_old_spellings(OptionGroup group) {
-  const StoreValue answer = [](const std::string& name, const std::string& text) {
-    refuse(
-        "{}: got {}, expected a program of its own; ddp: 03_ddp_spawn, 04_ddp_launcher or "
-        "05_multinode; compile_ddp: 03_ddp_spawn_fused; dataparallel: 02_data_parallel",
-        name, quote(text));
-  };
-  group.value("--speedup", "NAME", "", "", answer).hidden();
+void refuse_speedup(const std::string& name, const std::string& text) {
+  refuse(
+      "{}: got {}, expected a program of its own; ddp: 03_ddp_spawn, 04_ddp_launcher or "
+      "05_multinode; compile_ddp: 03_ddp_spawn_fused; dataparallel: 02_data_parallel",
+      name, quote(text));
 }
 
 /// Checks that need more than one option.
 void check_together(const Options& options, const CommandLine& line) {
   for (const char* const name : {"--layers", "--dataset-size"}) {
-    if (options.dataset != "synthetic" && line.given(name)) {
+    if (options.dataset != kSynthetic && line.given(name)) {
       refuse("{}: got it with --dataset {}, expected --dataset synthetic", name, options.dataset);
     }
   }
@@ -213,9 +285,10 @@ void check_together(const Options& options, const CommandLine& line) {
 
 }  // namespace
 
-Options parse_options(int argc, const char* const* argv, Launch launch, const ExtraOptions& extra) {
+Options parse_options(int argc, const char* const* argv, StartedBy started_by,
+                      const ExtraOptions& extra) {
   Options options;
-  options.launch = launch;
+  options.started_by = started_by;
   options.program = program_name();
   CommandLine line(
       options.program, "Trains a multi-layer perceptron.",
@@ -224,12 +297,15 @@ Options parse_options(int argc, const char* const* argv, Launch launch, const Ex
       "Exit codes: 0 done, 1 training failed, 2 usage or environment, 3 snapshot refused,\n"
       "75 port or rendezvous (try again), 85 stopped with a good snapshot (run again).",
       44);
-  add_training(line.group("Training"), options, extra);
-  add_data(line.group("Data and model"), options);
-  add_devices(line.group("Devices and processes"), options, extra);
-  add_identity(line.group("Identity (overrides the launcher)"), options);
-  add_output(line.group("Output"), options);
-  add_old_spellings(line.group("Old spellings"));
+  for (const auto& [title, rows] : option_table(options, /*world_size=*/1, extra)) {
+    OptionGroup group = line.group(title);
+    for (const Row& row : rows) {
+      if (row.is_taken) {
+        group.add(row.names, row.value, row.help);
+      }
+    }
+  }
+  line.group("").add("--speedup", {"NAME", "", "", refuse_speedup}, "");
   line.require("total_epochs");
   line.require("save_every");
   line.parse(argc, argv);
@@ -238,6 +314,19 @@ Options parse_options(int argc, const char* const* argv, Launch launch, const Ex
     options.snapshot = options.program + ".safetensors";
   }
   return options;
+}
+
+std::vector<Setting> settings_of(const Options& options, int world_size) {
+  std::vector<Setting> settings;
+  Options copy = options;
+  for (const auto& [title, rows] : option_table(copy, world_size, {})) {
+    for (const Row& row : rows) {
+      const std::string name = row.names.substr(row.names.find("--"));
+      settings.push_back({name.substr(0, name.find(',')), row.value.text, row.scope >= kOfJob,
+                          row.scope == kOfResult, row.reported});
+    }
+  }
+  return settings;
 }
 
 int64_t resolve_batch_size(const TrainOptions& options, int world_size) {
@@ -249,6 +338,12 @@ int64_t resolve_batch_size(const TrainOptions& options, int world_size) {
            world_size);
   }
   return *options.global_batch / world_size;
+}
+
+double resolve_learning_rate(const TrainOptions& options) {
+  const std::string name = check_choice("--optimizer", options.optimizer, optimizer_names());
+  const auto* const kind = std::ranges::find(kOptimizers, name, &OptimizerKind::name);
+  return options.learning_rate.value_or(kind->learning_rate);
 }
 
 int64_t global_batch_of(const TrainOptions& options, int world_size) {

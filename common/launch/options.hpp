@@ -11,19 +11,34 @@
 
 namespace ddp {
 
+/// Values of --optimizer, with the learning rate of each without --lr.
+struct OptimizerKind {
+  const char* name;
+  double learning_rate;
+};
+inline constexpr OptimizerKind kOptimizers[] = {
+    {"sgd", 0.1}, {"momentum", 0.02}, {"adam", 0.001}, {"adamw", 0.001}};
+
+inline constexpr const char* kSynthetic = "synthetic";
+/// Values of --dataset beside the files.
+inline constexpr const char* kDatasets[] = {kSynthetic, "digits", "fashion-mnist"};
+
+/// Values of --backend.
+inline constexpr const char* kBackends[] = {"auto", "nccl", "nccl-legacy", "gloo", "mpi", "shm"};
+
 struct TrainOptions {
   int64_t total_epochs = 0;
   int64_t save_every = 0;  ///< epochs between snapshots
   /// Samples per process and step; in `train` --global-batch is resolved.
   int64_t batch_size = 32;
   std::optional<int64_t> global_batch;  ///< samples per step over all processes
-  std::string optimizer = "sgd";  ///< "sgd", "momentum", "adam" or "adamw"
+  std::string optimizer = kOptimizers[0].name;
   std::optional<double> learning_rate;  ///< unset: the optimizer's default
 };
 
 /// Defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
 struct DataOptions {
-  std::string dataset = "synthetic";  ///< or "digits", "fashion-mnist", a path of .safetensors
+  std::string dataset = kSynthetic;  ///< one of kDatasets, or a path of .safetensors
   std::string data_dir;  ///< folder with the data files; empty: the installed folder
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
@@ -32,7 +47,7 @@ struct DataOptions {
 };
 
 struct CommunicationOptions {
-  std::string backend = "auto";  ///< "auto", "nccl", "nccl-legacy", "gloo", "mpi" or "shm"
+  std::string backend = kBackends[0];
   double bucket_mib = 25;  ///< size of the buckets of gradients
   double timeout_seconds = 600;  ///< limit for the rendezvous and for every collective
   std::string interface;  ///< network interface for the collectives; empty: the interface to rank 0
@@ -65,14 +80,30 @@ struct ExtraOptions {
 };
 
 /// Parses `argv`. Dashes and underscores in option names are equal.
-/// @throws Answered after --help and --version
+/// @throws HelpPrinted after --help and --version
 /// @throws UsageError naming an option that is unknown, malformed, out of range or not accepted
-Options parse_options(int argc, const char* const* argv, Launch launch,
+Options parse_options(int argc, const char* const* argv, StartedBy started_by,
                       const ExtraOptions& extra = {});
+
+/// An option of a run, with its value in use.
+struct Setting {
+  std::string name;  ///< "--global-batch"
+  std::string text;  ///< "64"; numbers and flags as in JSON
+  bool agree;  ///< all ranks must have the same
+  bool result;  ///< decides the final weights: a snapshot of another value is another run's
+  std::string reported;  ///< its name in the summary of --metrics; empty: it is not there
+};
+
+/// All options. `options` must have a resolved batch_size.
+std::vector<Setting> settings_of(const Options& options, int world_size);
 
 /// Samples per process and step: --global-batch / `world_size` if it is given, else --batch-size.
 /// @throws UsageError unless --global-batch is divisible by `world_size`
 int64_t resolve_batch_size(const TrainOptions& options, int world_size);
+
+/// --lr, or the optimizer's default.
+/// @throws UsageError for an optimizer that is not one of kOptimizers
+double resolve_learning_rate(const TrainOptions& options);
 
 /// Samples per step over all processes. `options` must have a resolved batch_size.
 int64_t global_batch_of(const TrainOptions& options, int world_size);

@@ -30,10 +30,10 @@ namespace ddp {
 namespace {
 
 /// Names of this process in its errors, for all threads.
-struct Speaker {
+struct ErrorPrefix {
   std::string program;
   std::string who;  ///< "[rank 2] "
-} speaker;
+} error_prefix;
 
 /// Every program begins so. Without the open streams the next files would become standard output
 /// or error. Without the signals a file limit and a reader that has gone are errors of a call.
@@ -100,7 +100,7 @@ Failure failure_of(const std::exception_ptr& thrown) {
 
 int report(const Failure& failure) {
   if (!failure.line.empty()) {  // else another rank has the message
-    const std::string line = speaker.program + ": error: " + speaker.who + failure.line;
+    const std::string line = error_prefix.program + ": error: " + error_prefix.who + failure.line;
     std::cerr << line + "\n" << std::flush;
     write_error_file(line);
   }
@@ -159,7 +159,7 @@ void end_with_launcher(const LaunchEnvironment& environment) {
 void say_notes(const LaunchEnvironment& environment) {
   for (const std::string& note : {environment.note, note_on_cores(environment)}) {
     if (!note.empty()) {
-      std::cerr << speaker.program + ": note: " + note + "\n";
+      std::cerr << error_prefix.program + ": note: " + note + "\n";
     }
   }
 }
@@ -168,12 +168,12 @@ void say_notes(const LaunchEnvironment& environment) {
 
 int run_program(const std::function<int(std::string& who)>& body) {
   begin_program();
-  speaker = {.program = program_name(), .who = ""};
+  error_prefix = {.program = program_name(), .who = ""};
   std::set_terminate(end_by_thread_error);
   int code = static_cast<int>(ExitCode::kDone);
   try {
-    code = body(speaker.who);
-  } catch (const Answered&) {
+    code = body(error_prefix.who);
+  } catch (const HelpPrinted&) {
   } catch (...) {
     code = report(failure_of(std::current_exception()));
   }
@@ -200,15 +200,15 @@ void refuse_several(const std::string& program, const LaunchEnvironment& environ
 }
 
 int run_main(
-    int argc, char** argv, Launch launch, const ExtraOptions& extra,
+    int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
     const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train) {
   return run_program([&](std::string& who) {
-    Options options = parse_options(argc, argv, launch, extra);
+    Options options = parse_options(argc, argv, started_by, extra);
     const LaunchEnvironment environment = read_launch_environment(options);
     who = name_of_rank(environment);
-    if (launch == Launch::kAlone) {
+    if (started_by == StartedBy::kUser) {
       refuse_several(options.program, environment, "is one process");
-    } else if (launch == Launch::kLauncher) {
+    } else if (started_by == StartedBy::kLauncher) {
       say_notes(environment);
     }
     options.batch_size = resolve_batch_size(options, environment.world_size);
@@ -232,12 +232,12 @@ int run_main(
 
 int run_alone(int argc, char** argv, AloneFunction train) {
   return run_main(
-      argc, argv, Launch::kAlone, {},
+      argc, argv, StartedBy::kUser, {},
       [train](const Options& options, const LaunchEnvironment&) { return train(options); });
 }
 
 int run_rank(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
-  return run_main(argc, argv, Launch::kLauncher, extra, train);
+  return run_main(argc, argv, StartedBy::kLauncher, extra, train);
 }
 
 int run_rank(const std::function<void(const LaunchEnvironment&)>& train) {

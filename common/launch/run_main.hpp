@@ -44,7 +44,7 @@ int run_rank(const std::function<void(const LaunchEnvironment&)>& train);
 /// main() of a stage's process: parses the command line, reads the launch environment, and trains.
 /// @param train returns kDone or kRunAgain
 int run_main(
-    int argc, char** argv, Launch launch, const ExtraOptions& extra,
+    int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
     const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train);
 
 }  // namespace ddp

@@ -202,7 +202,7 @@ int processes_to_start(const DeviceOptions& options) {
 }
 
 int start_and_wait(int argc, char** argv, const ExtraOptions& extra) {
-  const Options options = parse_options(argc, argv, Launch::kSpawn, extra);
+  const Options options = parse_options(argc, argv, StartedBy::kProgram, extra);
   refuse_several(options.program, read_launch_environment(options), "starts its own processes");
   if (options.rank) {
     refuse("--rank: got {}, expected none: {} numbers its processes itself", *options.rank,
@@ -225,7 +225,7 @@ int start_ranks(const std::string& program, const std::vector<std::string>& argv
 
 int spawn(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
   if (process_getenv(kSpawnLauncher.shows)) {
-    return run_main(argc, argv, Launch::kSpawn, extra, train);
+    return run_main(argc, argv, StartedBy::kProgram, extra, train);
   }
   return run_program([&](std::string&) { return start_and_wait(argc, argv, extra); });
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -38,24 +37,13 @@ namespace {
 /// See Note [Default group].
 using DefaultGroup = std::unique_ptr<ProcessGroup>;
 
-/// Settings that all ranks must share, for ProcessGroupOptions::settings.
+/// Settings that all ranks must share, a line each.
 std::string shared_settings(const Options& options, int world_size) {
-  return fmt::format(
-      "program {}\n--total-epochs {}\n--save-every {}\n--global-batch {}\n--optimizer {}\n--lr {}\n"
-      "--seed {}\n--deterministic {}\n--dataset {}\n--dataset-size {}\n--hidden {}\n--layers {}\n"
-      "--batch-size auto {}\n--backend {}\n--bucket-mib {}\n--resume {}\n--metrics "
-      "{}\n--no-communication {}\n",
-      options.program, options.total_epochs, options.save_every,
-      options.find_batch && !options.global_batch
-          ? "as found"
-          : std::to_string(global_batch_of(options, world_size)),
-      options.optimizer,
-      options.learning_rate ? fmt::format("{}", *options.learning_rate) : "the optimizer's own",
-      options.seed, options.deterministic,
-      std::filesystem::path(options.dataset).filename().native(), options.dataset_size,
-      fmt::join(options.hidden, ","), fmt::join(options.layers, ","), options.find_batch,
-      options.backend, options.bucket_mib, options.resume, !options.metrics.empty(),
-      options.no_communication);
+  std::string lines = fmt::format("program {}\n", options.program);
+  for (const Setting& setting : settings_of(options, world_size)) {
+    lines += setting.agree ? fmt::format("{} {}\n", setting.name, setting.text) : "";
+  }
+  return lines;
 }
 
 /// Network interface that the user wants: --interface, or the first in torch's own variable.

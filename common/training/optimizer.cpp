@@ -53,16 +53,8 @@ std::vector<torch::Tensor> parameters_of(const Optimizer& optimizer) {
 
 }  // namespace
 
-double resolve_learning_rate(const TrainOptions& options) {
-  const double usual = options.optimizer == "sgd"        ? 0.1
-                       : options.optimizer == "momentum" ? 0.02
-                                                         : 0.001;
-  return options.learning_rate.value_or(usual);
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(
-    const std::vector<torch::Tensor>& parameters, const TrainOptions& options) {
-  constexpr double kMomentum = 0.9;
+std::unique_ptr<Optimizer> make_optimizer(const std::vector<torch::Tensor>& parameters,
+                                          const TrainOptions& options) {
   const double rate = resolve_learning_rate(options);
   if (options.optimizer == "adam") {
     return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(rate));
@@ -70,9 +62,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
   if (options.optimizer == "adamw") {
     return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(rate));
   }
-  TORCH_CHECK(options.optimizer == "sgd" || options.optimizer == "momentum",
-              "Expected sgd, momentum, adam or adamw, got ", options.optimizer);
-  const double momentum = options.optimizer == "momentum" ? kMomentum : 0.0;
+  const double momentum = options.optimizer == "momentum" ? 0.9 : 0.0;
   return std::make_unique<torch::optim::SGD>(parameters,
                                              torch::optim::SGDOptions(rate).momentum(momentum));
 }

@@ -13,13 +13,10 @@
 
 namespace ddp {
 
-/// LibTorch's own optimizers, with default rates: torch::optim::SGD (0.1), SGD with momentum 0.9
-/// (0.02), Adam and AdamW (0.001).
+/// The optimizer of LibTorch that --optimizer names: SGD, SGD with momentum 0.9, Adam or AdamW.
+/// @throws UsageError for another name
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::vector<torch::Tensor>& parameters, const TrainOptions& options);
-
-/// --lr, or the optimizer's default.
-double resolve_learning_rate(const TrainOptions& options);
 
 using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 

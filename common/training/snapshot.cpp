@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "common/base/exit_codes.hpp"
@@ -34,19 +33,18 @@ class OtherRun : public Error {
   using Error::Error;
 };
 
-/// Settings that change the final weights of a run.
-std::map<std::string, std::string> settings(const Options& options) {
+/// The options that decide the final weights of a run, by their names in the file.
+using Identity = std::map<std::string, std::string>;
+
+Identity identity_of(const Options& options) {
   const ProcessGroup* const group = find_default_process_group();
-  const int world_size = group == nullptr ? 1 : group->world_size();
-  return {{"dataset", printable(fs::path(options.dataset).filename().native())},
-          {"dataset-size",
-           options.dataset == "synthetic" ? std::to_string(options.dataset_size) : "the file's"},
-          {"optimizer", options.optimizer},
-          {"lr", nlohmann::json(resolve_learning_rate(options)).dump()},
-          {"seed", std::to_string(options.seed)},
-          {"global-batch", options.find_batch && !options.global_batch
-                               ? "as found"
-                               : std::to_string(global_batch_of(options, world_size))}};
+  Identity identity;
+  for (const Setting& setting : settings_of(options, group == nullptr ? 1 : group->world_size())) {
+    if (setting.result) {
+      identity[setting.name.substr(2)] = setting.text;
+    }
+  }
+  return identity;
 }
 
 /// Parameters and buffers by their names.
@@ -62,7 +60,7 @@ NamedTensors tensors_of(const torch::nn::Module& module) {
 }
 
 /// @return epochs done @throws Error (3) if the file is damaged, OtherRun if its settings differ
-int64_t check(const Options& options, const std::string& path, const TensorFile& file) {
+int64_t check(const Identity& identity, const std::string& path, const TensorFile& file) {
   const auto text_of = [&](const std::string& name) {
     const auto found = file.metadata.find(name);
     return found == file.metadata.end() ? std::string() : found->second;
@@ -71,7 +69,7 @@ int64_t check(const Options& options, const std::string& path, const TensorFile&
     refuse_snapshot(path,
                     fmt::format("has format {}, expected {}", quote(text_of("format")), kFormat));
   }
-  for (const auto& [name, value] : settings(options)) {
+  for (const auto& [name, value] : identity) {
     if (text_of(name) != value) {
       throw OtherRun(ExitCode::kSnapshotRefused,
                      fmt::format("snapshot {} belongs to another run: it has {} {}, expected {}",
@@ -88,10 +86,10 @@ int64_t check(const Options& options, const std::string& path, const TensorFile&
 /// Reads --snapshot or, if it is damaged, PATH.prev.
 /// @return the path and the bytes of a file that check() accepts
 std::pair<std::string, std::string> read_newest(const Options& options) {
-  const auto read = [&options](const std::string& path) {
+  const auto read = [identity = identity_of(options)](const std::string& path) {
     try {
       std::string bytes(MappedFile(path).bytes());
-      check(options, path, parse_tensor_file(path, bytes));
+      check(identity, path, parse_tensor_file(path, bytes));
       return std::pair(path, std::move(bytes));
     } catch (const UsageError& error) {
       refuse_snapshot(path, error.what());
@@ -118,11 +116,11 @@ std::pair<std::string, std::string> read_newest(const Options& options) {
 }
 
 /// Copies all tensors into the model and the optimizer, after checking that they fit.
-int64_t apply(const Options& options, const std::string& path, const std::string& bytes,
+int64_t apply(const Identity& identity, const std::string& path, const std::string& bytes,
               const torch::nn::Module& module, torch::optim::Optimizer* optimizer) {
   const torch::NoGradGuard no_grad;
   const TensorFile file = parse_tensor_file(path, bytes);
-  const int64_t epochs_done = check(options, path, file);
+  const int64_t epochs_done = check(identity, path, file);
   std::map<std::string, torch::Tensor> stored(file.tensors.begin(), file.tensors.end());
   const NamedTensors targets = tensors_of(module);
   for (const auto& [name, target] : targets) {
@@ -183,7 +181,7 @@ int64_t load(const Options& options, const torch::nn::Module& module,
       return 0;
     }
     const auto [path, bytes] = read_newest(options);
-    return apply(options, path, bytes, module, optimizer);
+    return apply(identity_of(options), path, bytes, module, optimizer);
   }
   // Through the store, so that every rank gets rank 0's refusal as the same error.
   std::pair<std::string, std::string> newest;
@@ -204,13 +202,13 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   if (path.empty()) {
     return 0;
   }
-  return apply(options, path, broadcast_text(*group, newest.second, site.in("load_snapshot")),
-               module, optimizer);
+  return apply(identity_of(options), path,
+               broadcast_text(*group, newest.second, site.in("load_snapshot")), module, optimizer);
 }
 
 void save(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
           const NamedTensors& state) {
-  TensorFile file{.metadata = settings(options), .tensors = tensors_of(module)};
+  TensorFile file{.metadata = identity_of(options), .tensors = tensors_of(module)};
   for (const auto& [name, tensor] : state) {
     file.tensors.emplace_back(kOptimizer + name, tensor);
   }

@@ -93,9 +93,9 @@ TEST_CASE("--threads is taken as it is, and auto is the share") {
   CHECK(ddp::resolve_threads(options, {}) == 7);
   options.threads = ddp::kAutomaticThreads;
   options.nprocs = 1 << 20;
-  options.launch = ddp::Launch::kSpawn;  // ranks of stage 03
+  options.started_by = ddp::StartedBy::kProgram;  // ranks of stage 03
   CHECK(ddp::resolve_threads(options, {}) == ddp::count_cores());
-  options.launch = ddp::Launch::kAlone;  // replicas of stage 02
+  options.started_by = ddp::StartedBy::kUser;  // replicas of stage 02
   CHECK(ddp::resolve_threads(options, {}) == 1);
   setenv("NSLOTS", "1", 1);
   CHECK(ddp::count_cores() == 1);

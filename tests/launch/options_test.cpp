@@ -3,43 +3,45 @@
 
 #include <fmt/ranges.h>
 
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/base/command_line.hpp"
+#include "common/base/files.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
 
 using ddp::ExtraOptions;
-using ddp::Launch;
+using ddp::StartedBy;
 using ddp::test::words;
 
 const ExtraOptions kAll = {.graph = true, .batch_finder = true};
 
-ddp::Options parse(const std::vector<std::string>& arguments, Launch launch = Launch::kSpawn,
-                   const ExtraOptions& extra = {}) {
+ddp::Options parse(const std::vector<std::string>& arguments,
+                   StartedBy started_by = StartedBy::kProgram, const ExtraOptions& extra = {}) {
   std::vector<const char*> argv = {"a_stage"};
   for (const std::string& argument : arguments) {
     argv.push_back(argument.c_str());
   }
-  return ddp::parse_options(static_cast<int>(argv.size()), argv.data(), launch, extra);
+  return ddp::parse_options(static_cast<int>(argv.size()), argv.data(), started_by, extra);
 }
 
 /// "50 10" and the words of `line`.
-ddp::Options parse_line(const std::string& line, Launch launch = Launch::kSpawn,
+ddp::Options parse_line(const std::string& line, StartedBy started_by = StartedBy::kProgram,
                         const ExtraOptions& extra = {}) {
-  return parse(words("50 10 " + line), launch, extra);
+  return parse(words("50 10 " + line), started_by, extra);
 }
 
 /// Checks that a line is refused as usage error, in one line with `part`.
 void check_refused(const std::vector<std::string>& arguments, const std::string& part,
-                   Launch launch = Launch::kSpawn, const ExtraOptions& extra = {}) {
+                   StartedBy started_by = StartedBy::kProgram, const ExtraOptions& extra = {}) {
   INFO("last argument: " << arguments.back());
-  CHECK_THROWS_AS(parse(arguments, launch, extra), ddp::UsageError);
-  CHECK_THROWS_WITH(parse(arguments, launch, extra),
+  CHECK_THROWS_AS(parse(arguments, started_by, extra), ddp::UsageError);
+  CHECK_THROWS_WITH(parse(arguments, started_by, extra),
                     Catch::Matchers::Contains(part) && !Catch::Matchers::Contains("\n"));
 }
 
@@ -102,6 +104,22 @@ TEST_CASE("every option reaches its field") {
   CHECK(parse_line("--threads auto").threads == ddp::kAutomaticThreads);
 }
 
+TEST_CASE("the page has every option, and its default") {
+  const std::string page(ddp::MappedFile(DDP_SOURCE_DIR "/docs/reference/options.md").bytes());
+  for (const ddp::Setting& setting : ddp::settings_of(parse({"0", "1"}), 1)) {
+    INFO(setting.name);
+    std::smatch row;
+    if (setting.name != "--total-epochs" && setting.name != "--save-every") {  // by position
+      CHECK(std::regex_search(page, std::regex("`[^`]*" + setting.name + "[ `]")));
+    }
+    if (std::regex_search(page, row,
+                          std::regex("\\| `" + setting.name + "[^|]*\\| `?([\\w-]+)`? \\|"))) {
+      const std::string initial = row[1] == "off" ? "false" : row[1].str();
+      CHECK((setting.text == initial || setting.text.empty() || setting.text == "given"));
+    }
+  }
+}
+
 TEST_CASE("a path is one of this machine, also where no shell has seen it") {
   const std::string home = getenv("HOME");
   for (const std::string option : {"--snapshot=", "--metrics=", "--trace=", "--data-dir="}) {
@@ -160,7 +178,7 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
   struct Case {
     const char* line;
     const char* part;
-    Launch launch = Launch::kSpawn;
+    StartedBy started_by = StartedBy::kProgram;
   };
   for (const Case& bad :
        std::vector<Case>{{"--lr 1e308", "--lr: got \"1e308\""},
@@ -184,19 +202,19 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
                          {"--dataset-size 9 --dataset digits", "--dataset digits"},
                          {"--devices 0 -1", "-1"},
                          {"--devices", "--devices"},
-                         {"--devices 0 0", "--devices: got 0 0", Launch::kAlone},
+                         {"--devices 0 0", "--devices: got 0 0", StartedBy::kUser},
                          {"--devices 0 --device cpu", "--device cpu"},
                          {"--devices 0 1 --nprocs 3", "--nprocs: got 3, expected 2"},
-                         {"--nprocs 2", "--nprocs", Launch::kLauncher},
+                         {"--nprocs 2", "--nprocs", StartedBy::kLauncher},
                          {"--batch-size 8 --global-batch 32", "--global-batch"},
                          {"--speedup ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
                          {"--speedup compile_ddp", "03_ddp_spawn_fused"},
-                         {"--speedup dataparallel", "02_data_parallel", Launch::kAlone},
+                         {"--speedup dataparallel", "02_data_parallel", StartedBy::kUser},
                          {"--batch-size auto", "04_ddp_launcher_auto_batch"},
                          {"--graph", "--graph"},
                          {"--memory-limit 4GiB", "--memory-limit"},
                          {"--accumulate 2", "--accumulate"}}) {
-    check_refused(words(std::string("50 10 ") + bad.line), bad.part, bad.launch);
+    check_refused(words(std::string("50 10 ") + bad.line), bad.part, bad.started_by);
   }
   for (const std::string& most :
        words("--timeout=2592000 --bucket-mib=1048576 --threads=4096 --devices=4095 --nprocs=1024 "
@@ -215,7 +233,7 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
 
 TEST_CASE("options of single programs") {
   const auto found = [](const std::string& line) {
-    return parse_line(line, Launch::kLauncher, kAll);
+    return parse_line(line, StartedBy::kLauncher, kAll);
   };
   CHECK(found("--graph").graph);
   CHECK(found("--batch-size auto").find_batch);
@@ -228,9 +246,10 @@ TEST_CASE("options of single programs") {
   for (const std::string text :
        {"0", "0GiB", "4GB", "GiB", "1.5GiB", "-1", "9007199254740992KiB"}) {
     check_refused(words("50 10 --batch-size auto --memory-limit=" + text), "--memory-limit",
-                  Launch::kLauncher, kAll);
+                  StartedBy::kLauncher, kAll);
   }
-  check_refused(words("50 10 --memory-limit 4GiB"), "--batch-size auto", Launch::kLauncher, kAll);
+  check_refused(words("50 10 --memory-limit 4GiB"), "--batch-size auto", StartedBy::kLauncher,
+                kAll);
 }
 
 TEST_CASE("the global batch is divided exactly or refused") {

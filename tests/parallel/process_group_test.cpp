@@ -32,6 +32,7 @@
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
 #include "tests/catch.hpp"
+#include "tests/support/differing_options.hpp"
 #include "tests/support/ranks_by_hand.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
@@ -131,54 +132,46 @@ const std::string kStage = DDP_BIN_DIR "/04_ddp_launcher --device cpu ";
 
 TEST_CASE("ranks that were told different things refuse before they connect, and name the setting",
           "[settings]") {
-  using Difference = std::pair<std::string, std::function<void(Options&)>>;
-  const std::vector<Difference> differences = {
-      {"program other", [](Options& o) { o.program = "other"; }},
-      {"--total-epochs 3", [](Options& o) { o.total_epochs = 3; }},
-      {"--save-every 1", [](Options& o) { o.save_every = 1; }},
-      {"--global-batch 48", [](Options& o) { o.batch_size = 16; }},
-      {"--global-batch as found", [](Options& o) { o.find_batch = true; }},
-      {"--optimizer adam", [](Options& o) { o.optimizer = "adam"; }},
-      {"--lr 0.10000001", [](Options& o) { o.learning_rate = 0.10000001; }},
-      {"--lr the optimizer's own", [](Options& o) { o.learning_rate.reset(); }},
-      {"--seed 43", [](Options& o) { o.seed = 43; }},
-      {"--deterministic true", [](Options& o) { o.deterministic = true; }},
-      {"--dataset digits", [](Options& o) { o.dataset = "digits"; }},
-      {"--dataset-size 2047", [](Options& o) { o.dataset_size = 2047; }},
-      {"--hidden 7,7", [](Options& o) { o.hidden.assign(2, 7); }},
-      {"--layers 3,3", [](Options& o) { o.layers.assign(2, 3); }},
-      {"--backend shm", [](Options& o) { o.backend = "shm"; }},
-      {"--bucket-mib 25.000001", [](Options& o) { o.bucket_mib = 25.000001; }},
-      {"--resume auto", [](Options& o) { o.resume = "auto"; }},
-      {"--metrics true", [](Options& o) { o.metrics = "m.jsonl"; }},
-      {"--no-communication true", [](Options& o) { o.no_communication = true; }},
-      {"device cpu", [](Options&) {}},
+  struct Difference {
+    std::string named;  ///< empty: it may differ
+    Options usual;
+    Options other;
   };
-  for (const auto& [named, make] : differences) {
-    std::vector<Options> options(3, plain());
-    make(options[2]);
+  std::vector<Difference> differences = {{"device cpu", plain(), plain()}, {"", plain(), plain()}};
+  differences.back().usual.dataset = "here/data.safetensors";
+  differences.back().other.dataset = "there/data.safetensors";
+  using Change = std::pair<std::string, std::function<void(Options&)>>;
+  for (const auto& [named, change] :
+       {Change{"program other", [](Options& o) { o.program = "other"; }},
+        Change{"--global-batch 48", [](Options& o) { o.batch_size = 16; }},
+        Change{"--lr 0.10000001", [](Options& o) { o.learning_rate = 0.10000001; }},
+        Change{"--bucket-mib 25.000001", [](Options& o) { o.bucket_mib = 25.000001; }},
+        Change{"", [](Options& o) { o.learning_rate.reset(); }}}) {
+    differences.push_back({named, plain(), plain()});
+    change(differences.back().other);
+  }
+  for (const ddp::Setting& setting : ddp::settings_of(plain(), 3)) {
+    const auto [usual, other] = ddp::test::differing_options(setting.name, 3);
+    differences.push_back({setting.agree ? setting.name : "", usual, other});
+  }
+  for (const auto& [named, usual, other] : differences) {
     std::vector<torch::Device> devices;
     if (named == "device cpu") {  // a rank without GPU
       devices = {torch::Device("cuda:0"), torch::Device("cuda:1"), torch::kCPU};
     }
-    std::atomic<bool> connected = false;
-    const auto body = [&](const auto&) { connected = true; };
-    for (const std::string& message : meet(options, body, Kind::kFile, devices)) {
-      INFO(message);
-      CHECK(contains(message, "2: settings: rank 2 has \"" + named + "\", rank 0 has \""));
+    std::atomic<int> connected = 0;
+    const auto body = [&](const auto&) { ++connected; };
+    for (const std::string& message : meet({usual, usual, other}, body, Kind::kFile, devices)) {
+      INFO(named << ": " << message);
+      CHECK(contains(message, "2: settings: rank 2 has \"" + named) == !named.empty());
+      CHECK(message.empty() == named.empty());
     }
-    CHECK_FALSE(connected);
+    CHECK(connected == (named.empty() ? 3 : 0));
   }
 }
 
-TEST_CASE("what concerns one rank alone may differ", "[settings]") {
+TEST_CASE("ranks may have networks of their own", "[settings]") {
   std::vector<Options> options(2, plain());
-  options[0].dataset = "here/data.safetensors";
-  options[1].dataset = "there/data.safetensors";
-  options[1].threads = 2;
-  options[1].quiet = options[1].verbose = true;
-  options[1].timeout_seconds = 31;
-  options[1].snapshot = options[1].data_dir = "elsewhere";
   options[1].interface = "lo";
   setenv("GLOO_SOCKET_IFNAME", "lo,nope", 1);  // rank 0 takes the first, as torch does
   CHECK(meet(options, [](const auto& group) { group.barrier(); }) ==
