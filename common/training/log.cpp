@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +14,6 @@
 #include "common/base/parse.hpp"
 #include "common/base/process_usage.hpp"
 #include "common/model/flat_parameters.hpp"
-#include "common/training/optimizer.hpp"
 
 namespace ddp {
 namespace {
@@ -48,19 +47,95 @@ int64_t parameter_count(const torch::nn::Module& module) {
   return count;
 }
 
+/// Fields of RankReport, in the order in which ranks exchange them.
+constexpr double RankReport::*kRankFields[] = {
+    &RankReport::median_ms,  &RankReport::peak_rss_mib, &RankReport::peak_device_mib,
+    &RankReport::startup_ms, &RankReport::busy_cores,   &RankReport::gpu_busy_percent};
+static_assert(sizeof(RankReport) == std::size(kRankFields) * sizeof(double));
+
+double ms_between(auto begin, auto end) {
+  return std::chrono::duration<double, std::milli>(end - begin).count();
+}
+
+/// Distance between the weights now and before, on the host.
+double distance(const std::vector<torch::Tensor>& now, const std::vector<torch::Tensor>& before) {
+  const torch::NoGradGuard no_grad;
+  double sum = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const torch::Tensor weight = now[i].detach().to(torch::kCPU, torch::kFloat64);
+    sum += weight.sub_(before[i]).square_().sum().item<double>();
+  }
+  return std::sqrt(sum);
+}
+
+/// @throws Error (1) if the loss or a weight is not finite
+void check_divergence(int64_t epoch, double loss, const torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  if (!std::isfinite(loss) || !std::ranges::all_of(module.parameters(), all_finite)) {
+    throw Error(
+        ExitCode::kTrainingFailed,
+        fmt::format("training diverged in epoch {}: its loss is {:g}{}, expected finite "
+                    "numbers; a smaller --lr may help",
+                    epoch, loss, std::isfinite(loss) ? ", and a weight is not finite" : ""));
+  }
+}
+
+void print_epoch(const std::string& label, const Options& options, int64_t epoch,
+                 const DataLoader& loader, int64_t steps, double loss) {
+  if (options.verbose) {
+    constexpr int64_t kShown = 8;
+    const torch::Tensor& read = loader.sampler().indices();
+    const auto* const first = read.const_data_ptr<int64_t>();
+    std::cout << fmt::format("[{}] epoch {} reads {}{}\n", label, epoch,
+                             fmt::join(first, first + std::min(kShown, read.numel()), ", "),
+                             read.numel() > kShown ? ", ..." : "");
+  }
+  if (!options.quiet) {
+    std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label,
+                             epoch, loader.batch_size(), steps, loss)
+              << std::flush;
+  }
+}
+
+/// Prints how busy each rank was. A rank that spins while it waits counts as busy.
+void print_utilisation(const std::vector<RankReport>& ranks, const char* kind, int threads) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    std::cerr << fmt::format("[{}{}] busy {:.2f} of {} core{}\n", kind, rank,
+                             ranks[rank].busy_cores, threads, threads == 1 ? "" : "s");
+    if (!std::isnan(ranks[rank].gpu_busy_percent)) {
+      std::cerr << fmt::format("[GPU{}] GPU busy {:.2f} of the time\n", rank,
+                               ranks[rank].gpu_busy_percent / 100);
+    }
+  }
+}
+
+/// The last line of a run.
+std::string last_line(const RunSummary& run) {
+  std::string line = fmt::format("moved {:#.6g} | loss {:.4f}", run.moved, run.evaluation.loss);
+  if (!std::isnan(run.evaluation.accuracy)) {
+    line += fmt::format(" | accuracy {:.4f}", run.evaluation.accuracy);
+  }
+  line += fmt::format(" | digest {}", run.digest);
+  if (!run.ranks.empty()) {
+    line += fmt::format(" | step {:.3f} ms | {:.0f} samples/s", run.step_ms(),
+                        run.samples_per_second());
+  }
+  return line + "\n";
+}
+
 }  // namespace
 
-/// Doubles only, since ranks exchange it as a row of a tensor.
-struct Log::RankReport {
-  double median_ms;
-  double peak_rss_mib;
-  double peak_device_mib;
-  double startup_ms;
-  double busy_cores;
-  double gpu_busy_percent;
+double RunSummary::step_ms() const {
+  double slowest = ranks.empty() ? kNaN : 0;
+  for (const RankReport& rank : ranks) {
+    slowest = rank.median_ms > slowest ? rank.median_ms : slowest;
+  }
+  return slowest;
+}
 
-  static constexpr int64_t kValues = 6;
-};
+double RunSummary::samples_per_second() const {
+  return static_cast<double>(global_batch) / step_ms() * 1000;
+}
 
 Log::Log(const Options& options, const torch::nn::Module& module)
     : options_(options),
@@ -126,21 +201,9 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
   }
   const auto loss = epoch_loss.item<double>();
   clock_.epoch_steps();  // reads the device's times, also if the caller did not use epoch_loss()
-  batch_size_ = loader.batch_size();
-  global_batch_ = std::min(loader.samples_per_step(), loader.sampler().epoch_samples());
-  if (options_.verbose) {
-    constexpr int64_t kShown = 8;
-    const torch::Tensor& read = loader.sampler().indices();
-    const auto* const first = read.const_data_ptr<int64_t>();
-    std::cout << fmt::format("[{}] epoch {} reads {}{}\n", label_, epoch,
-                             fmt::join(first, first + std::min(kShown, read.numel()), ", "),
-                             read.numel() > kShown ? ", ..." : "");
-  }
-  if (!options_.quiet) {
-    std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_,
-                             epoch, batch_size_, clock_.steps_in_epoch(), loss)
-              << std::flush;
-  }
+  summary_.batch_size = loader.batch_size();
+  summary_.global_batch = std::min(loader.samples_per_step(), loader.sampler().epoch_samples());
+  print_epoch(label_, options_, epoch, loader, clock_.steps_in_epoch(), loss);
   if (!options_.metrics.empty()) {
     if (metrics_file_ && metrics_file_->steps() == 0) {
       metrics_file_->keep_epochs(epoch);
@@ -148,20 +211,13 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
     epoch_ = epoch;
     write_steps();
   }
-  const torch::NoGradGuard no_grad;
-  if (!std::isfinite(loss) || !std::ranges::all_of(module_.parameters(), all_finite)) {
-    throw Error(
-        ExitCode::kTrainingFailed,
-        fmt::format("training diverged in epoch {}: its loss is {:g}{}, expected finite "
-                    "numbers; a smaller --lr may help",
-                    epoch, loss, std::isfinite(loss) ? ", and a weight is not finite" : ""));
-  }
+  check_divergence(epoch, loss, module_);
   epoch_ = epoch + 1;
   if (epoch_ == options_.total_epochs) {
     if (trace_) {
       trace_->finish();
     }
-    gather_ranks();
+    gather_reports();
   }
   clock_.begin_epoch();
 }
@@ -173,12 +229,12 @@ torch::Tensor Log::gather(const torch::Tensor& values) const {
 }
 
 void Log::write_steps() {
-  const std::vector<Step>& steps = clock_.epoch_steps();
-  constexpr int64_t kNumbers = sizeof(Step) / sizeof(double);
-  const torch::Tensor own =
-      torch::from_blob(const_cast<Step*>(steps.data()),
-                       {static_cast<int64_t>(steps.size()), kNumbers}, torch::kFloat64);
-  for (const torch::Tensor& piece : own.split(kStepsPerGather)) {
+  std::vector<double> numbers;
+  for (const Step& step : clock_.epoch_steps()) {
+    numbers.insert(numbers.end(), {step.end_ns, step.step_ms, step.loss});
+  }
+  for (const torch::Tensor& piece :
+       torch::tensor(numbers, torch::kFloat64).view({-1, 3}).split(kStepsPerGather)) {
     const torch::Tensor of_ranks = gather(piece);
     if (metrics_file_) {
       metrics_file_->append_steps(epoch_, of_ranks);
@@ -186,40 +242,31 @@ void Log::write_steps() {
   }
 }
 
-void Log::gather_ranks() {
+RankReport Log::own_report() {
   const auto first_end = clock_.first_step_end();
-  const double wall_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin_).count();
   const std::optional<GpuReadings> gpu = gpu_monitor_ ? gpu_monitor_->take() : std::nullopt;
-  const RankReport own{
-      .median_ms = clock_.median_ms(),
-      .peak_rss_mib = peak_rss_mib(),
-      .peak_device_mib = peak_device_mib(device_),
-      .startup_ms =
-          first_end
-              ? std::chrono::duration<double, std::milli>(*first_end - process_start()).count()
-              : kNaN,
-      .busy_cores = (cpu_ms() - busy_begin_ms_) / wall_ms,
-      .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
-  static_assert(sizeof(RankReport) == RankReport::kValues * sizeof(double));
-  reports_ = gather(torch::tensor({own.median_ms, own.peak_rss_mib, own.peak_device_mib,
-                                   own.startup_ms, own.busy_cores, own.gpu_busy_percent},
-                                  torch::kFloat64));
+  return {.median_ms = clock_.median_ms(),
+          .peak_rss_mib = peak_rss_mib(),
+          .peak_device_mib = peak_device_mib(device_),
+          .startup_ms = first_end ? ms_between(process_start(), *first_end) : kNaN,
+          .busy_cores = (cpu_ms() - busy_begin_ms_) / ms_between(begin_, Clock::now()),
+          .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
 }
 
-double Log::moved() const {
-  const torch::NoGradGuard no_grad;
-  const std::vector<torch::Tensor> now = module_.parameters();
-  double sum = 0;
-  for (size_t i = 0; i < initial_weights_.size(); ++i) {
-    sum += now[i]
-               .detach()
-               .to(torch::kCPU, torch::kFloat64)
-               .sub_(initial_weights_[i])
-               .square_()
-               .sum()
-               .item<double>();
+void Log::gather_reports() {
+  const RankReport own = own_report();
+  std::vector<double> numbers;
+  for (const auto field : kRankFields) {
+    numbers.push_back(own.*field);
   }
-  return std::sqrt(sum);
+  const torch::Tensor of_ranks = gather(torch::tensor(numbers, torch::kFloat64));
+  for (int64_t rank = 0; rank < of_ranks.size(0); ++rank) {
+    RankReport& report = summary_.ranks.emplace_back();
+    int64_t column = 0;
+    for (const auto field : kRankFields) {
+      report.*field = of_ranks[rank][column++].item<double>();
+    }
+  }
 }
 
 void Log::report(const Evaluation& evaluation) {
@@ -227,97 +274,67 @@ void Log::report(const Evaluation& evaluation) {
     return;  // stage 04 on several nodes: only rank 0 reports
   }
   TORCH_CHECK(std::isfinite(evaluation.loss), "the loss of the test samples is ", evaluation.loss);
-  const std::string digest = parameter_hash(module_).substr(0, 16);
-  const double distance = moved();
-  std::string line = fmt::format("moved {:#.6g} | loss {:.4f}", distance, evaluation.loss);
-  if (!std::isnan(evaluation.accuracy)) {
-    line += fmt::format(" | accuracy {:.4f}", evaluation.accuracy);
-  }
-  line += fmt::format(" | digest {}", digest);
-  if (reports_.defined()) {  // undefined if the run only evaluated
-    const auto step_ms = reports_.select(1, 0).max().item<double>();
-    line += fmt::format(" | step {:.3f} ms | {:.0f} samples/s", step_ms,
-                        static_cast<double>(global_batch_) / step_ms * 1000);
-  }
-  std::cout << line + "\n" << std::flush;
-  if (options_.verbose && reports_.defined()) {
-    print_utilisation();
+  summary_.evaluation = evaluation;
+  summary_.moved = distance(module_.parameters(), initial_weights_);
+  summary_.digest = parameter_hash(module_).substr(0, 16);
+  std::cout << last_line(summary_) << std::flush;
+  if (options_.verbose) {
+    print_utilisation(summary_.ranks, device_.is_cpu() ? "CPU" : "GPU", options_.threads);
   }
   if (metrics_file_) {
-    if (!reports_.defined()) {
+    if (summary_.ranks.empty()) {
       metrics_file_->keep_epochs(options_.total_epochs);
     }
-    write_summary(evaluation, distance, digest);
+    write_summary();
   }
 }
 
-/// Prints how busy each rank was. A rank that spins while it waits counts as busy.
-void Log::print_utilisation() const {
-  for (int64_t rank = 0; rank < reports_.size(0); ++rank) {
-    const torch::Tensor row = reports_[rank].contiguous();
-    RankReport values{};
-    std::memcpy(&values, row.const_data_ptr<double>(), sizeof(values));
-    std::string text =
-        fmt::format("[{}{}] busy {:.2f} of {} core{}\n", device_.is_cpu() ? "CPU" : "GPU", rank,
-                    values.busy_cores, options_.threads, options_.threads == 1 ? "" : "s");
-    if (!std::isnan(values.gpu_busy_percent)) {
-      text +=
-          fmt::format("[GPU{}] GPU busy {:.2f} of the time\n", rank, values.gpu_busy_percent / 100);
-    }
-    std::cerr << text << std::flush;
-  }
-}
-
-void Log::write_summary(const Evaluation& evaluation, double moved,
-                        const std::string& digest) const {
-  const auto by_rank = [&](int64_t value) {
-    if (!reports_.defined()) {
-      return std::vector<double>();
-    }
-    const torch::Tensor column = reports_.select(1, value).contiguous();
-    return std::vector<double>(column.const_data_ptr<double>(),
-                               column.const_data_ptr<double>() + column.numel());
+void Log::write_summary() const {
+  const auto by_rank = [&](double RankReport::*field) {
+    std::vector<double> values;
+    std::ranges::transform(summary_.ranks, std::back_inserter(values), field);
+    return values;
   };
-  const double step_ms = reports_.defined() ? reports_.select(1, 0).max().item<double>() : kNaN;
-  const auto first_end = clock_.first_step_end();
-  const LaunchEnvironment launch =
-      process_group_ == nullptr ? LaunchEnvironment{} : process_group_->launch();
-  using std::chrono::milliseconds;
-  metrics_file_->append_summary({
+  const bool has_group = process_group_ != nullptr;
+  const LaunchEnvironment launch = has_group ? process_group_->launch() : LaunchEnvironment{};
+  ordered_json fields = {
       {"program", options_.program},
       {"launcher", launch.launcher},
-      {"backend",
-       process_group_ == nullptr ? ordered_json() : ordered_json(process_group_->backend_name())},
+      {"backend", has_group ? ordered_json(process_group_->backend_name()) : ordered_json()},
       {"device", c10::DeviceTypeName(device_.type(), /*lower_case=*/true)},
       {"dataset", printable(options_.dataset)},
+      {"communicates", !options_.no_communication},
       {"parameters", parameter_count(module_)},
       {"world_size", launch.world_size},
       {"nodes", launch.num_nodes},
-      {"batch_size", batch_size_},
-      {"global_batch", global_batch_},
-      {"optimizer", options_.optimizer},
-      {"learning_rate", resolve_learning_rate(options_)},
-      {"threads", options_.threads},
-      {"epochs", options_.total_epochs},
+      {"batch_size", summary_.batch_size},
+      {"global_batch", summary_.global_batch},
       {"steps", metrics_file_->steps()},
       {"warmup_steps", clock_.warmup_steps()},
-      {"step_ms", step_ms},
-      {"samples_per_second", static_cast<double>(global_batch_) / step_ms * 1000},
-      {"moved", moved},
-      {"loss", evaluation.loss},
-      {"accuracy", evaluation.accuracy},
-      {"digest", digest},
-      {"communicates", !options_.no_communication},
-      {"peak_rss_mib", by_rank(1)},
+      {"step_ms", summary_.step_ms()},
+      {"samples_per_second", summary_.samples_per_second()},
+      {"moved", summary_.moved},
+      {"loss", summary_.evaluation.loss},
+      {"accuracy", summary_.evaluation.accuracy},
+      {"digest", summary_.digest},
+      {"peak_rss_mib", by_rank(&RankReport::peak_rss_mib)},
       {"peak_device_mib",
-       device_.is_cpu() ? ordered_json(ordered_json::array()) : ordered_json(by_rank(2))},
-      {"startup_ms", by_rank(3)},
-      {"first_step_unix_ms",
-       first_end
-           ? ordered_json(
-                 std::chrono::duration_cast<milliseconds>(first_end->time_since_epoch()).count())
-           : ordered_json()},
-  });
+       device_.is_cpu() ? std::vector<double>() : by_rank(&RankReport::peak_device_mib)},
+      {"startup_ms", by_rank(&RankReport::startup_ms)},
+      {"first_step_unix_ms", nullptr},
+  };
+  if (const auto first_end = clock_.first_step_end()) {
+    fields["first_step_unix_ms"] =
+        std::chrono::duration_cast<std::chrono::milliseconds>(first_end->time_since_epoch())
+            .count();
+  }
+  for (const Setting& setting : settings_of(options_, launch.world_size)) {
+    if (!setting.reported.empty()) {
+      const ordered_json value = ordered_json::parse(setting.text, nullptr, /*exceptions=*/false);
+      fields[setting.reported] = value.is_discarded() ? ordered_json(setting.text) : value;
+    }
+  }
+  metrics_file_->append_summary(fields);
 }
 
 }  // namespace ddp

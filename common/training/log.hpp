@@ -21,8 +21,32 @@
 
 namespace ddp {
 
+/// What a rank says of itself at the end of its last epoch. NaN: it has no such number.
+struct RankReport {
+  double median_ms = 0;  ///< of its steps
+  double peak_rss_mib = 0;
+  double peak_device_mib = 0;
+  double startup_ms = 0;  ///< from the start of the process to the end of its first step
+  double busy_cores = 0;
+  double gpu_busy_percent = 0;
+};
+
+/// Results of a run: the last line, and part of the summary of --metrics.
+struct RunSummary {
+  Evaluation evaluation;
+  double moved = 0;  ///< distance between the first and the last weights
+  std::string digest;
+  int64_t batch_size = 0;  ///< samples per process and step
+  int64_t global_batch = 0;  ///< at most the samples of an epoch
+  std::vector<RankReport> ranks;  ///< empty: the run only evaluated
+
+  /// Of the slowest rank; NaN if the run only evaluated.
+  double step_ms() const;
+  double samples_per_second() const;
+};
+
 /// Times and prints a run. It does not change the training, which ends on the same weights without
-/// it. It has many members, so that a stage needs a single object for the terminal and the files.
+/// it. Its parts are members, so that a stage needs a single object for the terminal and the files.
 ///
 /// Note [Steps]: a step lasts from one call of step() to the next: fetching the batch, forward,
 /// backward, communication and update. The first step of an epoch begins when epoch() of the epoch
@@ -49,14 +73,10 @@ class Log {
   void report(const Evaluation& evaluation);
 
  private:
-  /// Values of each rank that rank 0 reports.
-  struct RankReport;
-
   void write_steps();
-  void gather_ranks();
-  double moved() const;
-  void print_utilisation() const;
-  void write_summary(const Evaluation& evaluation, double moved, const std::string& digest) const;
+  RankReport own_report();
+  void gather_reports();
+  void write_summary() const;
   /// @return (world size, ...): row r is rank r's `values`
   torch::Tensor gather(const torch::Tensor& values) const;
 
@@ -69,10 +89,8 @@ class Log {
 
   StepClock clock_;
   int64_t epoch_ = 0;
-  int64_t global_batch_ = 0;  // at most the samples of an epoch
-  int64_t batch_size_ = 0;
   CallSite site_;  // of the running epoch()
-  torch::Tensor reports_;  // (world size, values of RankReport), after the last epoch
+  RunSummary summary_;
 
   std::unique_ptr<MetricsFile> metrics_file_;  // on rank 0, with --metrics
   std::unique_ptr<ProgressBar> progress_bar_;  // on rank 0, on a terminal
