@@ -104,6 +104,20 @@ TEST_CASE("every option reaches its field") {
   CHECK(parse_line("--threads auto").threads == ddp::kAutomaticThreads);
 }
 
+TEST_CASE("what may differ between ranks, and what decides a run's weights, is said twice") {
+  std::string may_differ;
+  std::string result;
+  for (const ddp::Setting& setting : ddp::settings_of(parse({"0", "1"}), 1)) {
+    may_differ += setting.agree ? "" : setting.name + " ";
+    result += setting.result ? setting.name + " " : "";
+  }
+  CHECK(may_differ ==
+        "--memory-limit --data-dir --device --devices --nprocs --threads --timeout --interface "
+        "--graph --rank --world-size --local-rank --local-world-size --master-addr --master-port "
+        "--snapshot --trace --verbose --quiet ");
+  CHECK(result == "--global-batch --optimizer --lr --seed --dataset --dataset-size ");
+}
+
 TEST_CASE("the page has every option, and its default") {
   const std::string page(ddp::MappedFile(DDP_SOURCE_DIR "/docs/reference/options.md").bytes());
   for (const ddp::Setting& setting : ddp::settings_of(parse({"0", "1"}), 1)) {
