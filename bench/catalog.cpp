@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
-#include "bench/backends.hpp"
 #include "bench/launchers.hpp"
 #include "bench/tables.hpp"
+#include "common/backends/traits.hpp"
 #include "common/base/parse.hpp"
 
 namespace ddp::bench {
@@ -45,8 +45,8 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"03_ddp_spawn",     "main",        kAll,     kEach,     kRepeated},
     {"03_ddp_spawn",     "main",        kSeveral, kHeaviest, kRepeated, kGloo},
     {"04_ddp_launcher",  "main",        kLargest, kHeaviest, kOnce},
-    {"04_ddp_launcher",  "accelerated", kLargest, kHeaviest, kWithFull, "", kQuickLauncher},
-    {"05_multinode",     "main",        kLargest, kHeaviest, kOnce,     "", kQuickLauncher},
+    {"04_ddp_launcher",  "accelerated", kLargest, kHeaviest, kWithFull, "", kMpirunName},
+    {"05_multinode",     "main",        kLargest, kHeaviest, kOnce,     "", kMpirunName},
     {"pytorch",    "tuned",    kSeveral, kEach,     kRepeated, kGloo, "", "pytorch",    kSpawn},
     {"pytorch",    "tuned",    kThreads, kEach,     kRepeated, "",    "", "pytorch",    kAlone},
     {"pytorch",    "compiled", kSeveral, kHeaviest, kSlow,     kGloo, "", "pytorch",    kSpawn},
@@ -66,7 +66,7 @@ std::vector<PlanRow> rows_of_the_plan() {
 
 /// The plan's rows of the program in a row of stages.list.
 std::vector<PlanRow> rows_of(const std::vector<std::string>& cells, std::vector<PlanRow> rows) {
-  const std::vector<std::string> launches = {"alone", "replicas", "spawn", "launcher"};
+  const std::vector<std::string> launches = {"alone", "replicas", kSpawnLauncher.name, "launcher"};
   const std::vector<std::string> source = split(cells.at(0), '/');
   std::erase_if(rows, [&](const PlanRow& row) {
     return row.stage != source.at(0) || row.variant != source.at(1);

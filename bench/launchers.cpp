@@ -87,10 +87,10 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
 
 const std::vector<Launcher>& launchers() {
   static const std::vector<Launcher> rows = {
-      {.name = "spawn", .starts = LaunchKind::kSpawn},
-      {.name = "torchrun", .is_python = true, .command = torchrun},
-      {.name = kQuickLauncher, .has_mpi = true, .command = mpirun},
-      {.name = "srun", .spans_nodes = true, .command = srun},
+      {.name = kSpawnLauncher.name, .starts = LaunchKind::kSpawn},
+      {.name = kTorchrunName, .is_python = true, .command = torchrun},
+      {.name = kMpirunName, .has_mpi = true, .command = mpirun},
+      {.name = kSrunName, .spans_nodes = true, .command = srun},
   };
   return rows;
 }

@@ -9,12 +9,11 @@
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"
 #include "bench/settings.hpp"
+#include "common/meet/launchers.hpp"
 
 namespace ddp::bench {
 
-/// The only launcher of some rows of the plan, because it starts in no time.
-inline constexpr const char* kQuickLauncher = "mpirun";
-
+/// Launcher as bench starts it; common/meet has its rules.
 struct Launcher {
   std::string name;
   LaunchKind starts = LaunchKind::kLauncher;  ///< the programs that it starts

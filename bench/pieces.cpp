@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "bench/backends.hpp"
 #include "bench/command.hpp"
 #include "bench/statistics.hpp"
+#include "common/backends/traits.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -37,7 +37,7 @@ std::optional<Shapes> shapes_of(const PlannedRun& planned) {
 std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, const Plan& plan,
                                        const std::string& out) {
   std::vector<std::string> argv;
-  if (needs_mpi(shapes.backend)) {  // its launcher must start the ranks
+  if (traits_of(shapes.backend).needs_mpirun) {  // its launcher must start the ranks
     argv = launcher_command(run, plan);
   }
   argv.insert(argv.end(),

@@ -10,10 +10,10 @@
 #include <regex>
 #include <tuple>
 
-#include "bench/backends.hpp"
 #include "bench/launchers.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
+#include "common/backends/traits.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process.hpp"
 #include "common/base/refuse.hpp"
@@ -161,11 +161,14 @@ std::vector<std::string> backends_of(const PlanRow& row, const Launcher& launche
   }
   if (by_name(row, settings) && !settings.backends.empty()) {
     std::vector<std::string> backends = settings.backends;
-    std::erase_if(backends, [&](const auto& name) { return needs_mpi(name) && !launcher.has_mpi; });
+    std::erase_if(backends, [&](const auto& name) {
+      return traits_of(name).needs_mpirun && !launcher.has_mpi;
+    });
     return backends;
   }
   const bool has_own = !row.backend.empty() && !by_name(row, settings) && is_on_cpu(settings);
-  return {has_own ? row.backend : default_backend(!is_on_cpu(settings), settings.nodes.back())};
+  return {has_own ? row.backend
+                  : automatic_backend(!is_on_cpu(settings), settings.nodes.back() == 1)};
 }
 
 int repetitions_of(const PlanRow& row, const Launcher& launcher, const Settings& settings) {

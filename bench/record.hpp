@@ -82,7 +82,7 @@ struct Run {
   std::string stage;  ///< the stage's folder, or the peer's name
   std::string variant = "main";  ///< "main", "by_hand", ..., or the peer's variant
   std::string launcher = "none";  ///< a row of launchers.cpp
-  std::string backend = "none";  ///< a row of backends.hpp
+  std::string backend = "none";  ///< a backend
   std::string device = "cpu";
   std::string model;  ///< "T", "S", "M", "L"
   std::vector<std::int64_t> layers;  ///< widths: input, hidden layers, output

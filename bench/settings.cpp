@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "bench/backends.hpp"
 #include "bench/launchers.hpp"
+#include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 
@@ -59,16 +59,16 @@ void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target,
 }
 
 void add_what_is_compared(OptionGroup group, Settings& settings) {
+  const std::vector<std::string> kMeasured = {kShm, kGloo, kMpi, kNccl};
   add_names(group, "--stages", settings.stages, {},
             "programs, or numbers of stages: 03 is stage 03 without\n"
             "03_ddp_spawn_fused. 01 always takes part");
   add_numbers(group, "--world-sizes", settings.world_sizes, 4096,
               "ranks, or replicas in stage 02 (default: powers of two up\n"
               "to all cores, at most 4, or to all GPUs)");
-  add_names(
-      group, "--backends", settings.backends, names_of(kBackends),
-      fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
-                  fmt::join(names_of(kBackends), ", "), kShm, kGloo, default_backend(true, 1)));
+  add_names(group, "--backends", settings.backends, kMeasured,
+            fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
+                        fmt::join(kMeasured, ", "), kShm, kGloo, kNccl));
   add_names(
       group, "--launchers", settings.launchers, names_of(launchers()),
       fmt::format("{} (default: all that are installed)", fmt::join(names_of(launchers()), ", ")));

@@ -27,7 +27,7 @@ struct Settings {
   // Runs to compare. An empty list: the plan's default.
   std::vector<std::string> stages;  ///< programs, or numbers of stages, "03"
   std::vector<int> world_sizes;  ///< ascending
-  std::vector<std::string> backends;  ///< rows of backends.hpp
+  std::vector<std::string> backends;  ///< names of backends
   std::vector<std::string> launchers;  ///< rows of launchers.cpp
   std::vector<std::string> models;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the order of the folders of common/: a file includes only from its own folder and from folders below it.
+"""Checks the order of the folders of common/: a file includes only from its own folder and from folders below it, and no circles.
 
-Also: every folder of common/ is in the order, and stage.hpp is all that a stage's main.cpp includes of common/.
+Also: every folder of common/ is in the order, stage.hpp is all that a stage's main.cpp includes of common/, and what has a room of its own
+is named nowhere else: backends, launchers, the device's streams, and whether there is a process group.
 """
 import re
 import sys
@@ -13,6 +14,24 @@ ORDER = ["base", "meet", "device", "backends", "launch", "data", "model", "fused
 WITHOUT_TORCH = ["common/base", "common/meet", "common/device", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]
 # They run on a process group, or are libraries of their own (ddp_meet_torch, ddp_device_torch).
 BUT = ("tools/collectives.cpp", "bench/micro/", "bench/peers/", "common/meet/store.", "common/meet/board.", "common/device/device.")
+
+
+# What nobody outside of its room names: pattern, room, and how often the rest of the code may.
+ROOMS = [
+    (r'"(shm|gloo|mpi|nccl|nccl-legacy)"', "common/backends/", 0),
+    (r'"(spawn|torchrun|mpirun|openmpi|srun|slurm|htcondor|environment|flags)"', "common/meet/", 0),
+    (r"VirtualGuardImpl", "common/device/", 0),
+    (r"\b(\w*group_?|find_default_process_group\(\)) [!=]= nullptr", "common/nowhere/", 3),
+]
+
+
+def named_elsewhere(root):
+    sources = [*(root / "common").rglob("*.[ch]pp"), *(root / "bench").rglob("*.[ch]pp"), *(root / "tools").glob("*.cpp")]
+    for pattern, room, most in ROOMS:
+        names = [source.relative_to(root).as_posix() for source in sorted(sources) for line in source.read_text().splitlines()
+                 if re.search(pattern, line)]
+        if len(found := [name for name in names if not name.startswith(room)]) > most:
+            yield f"{pattern}: got {len(found)} lines outside {room} ({', '.join(sorted(set(found)))}), expected at most {most}"
 
 
 def included(source):
@@ -29,6 +48,7 @@ def violations(root):
             if top in ("bench", "tools", "tests") or top == "common" and rest.split("/")[0] not in below:
                 yield f"{name}: includes {header}, expected of common/ only {', '.join(below)}"
     yield from circles(root)
+    yield from named_elsewhere(root)
     for source in sorted(root.glob("0*/*.cpp")):
         for header in included(source):
             if header.startswith("common/") and header != "common/stage.hpp":

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
@@ -190,10 +191,11 @@ CommandOptions parse_command_line(int argc, char** argv) {
                    40);
   OptionGroup group = line.group("Options");
   std::string name;
-  group.add("collective,--collective", takes::choice(name, names_of(kCollectives)), "collective to run");
+  group.add("collective,--collective", takes::choice(name, names_of(kCollectives)),
+            "collective to run");
   group.add("--nprocs", takes::integer(options.nprocs, 1, kMaxRanks).initially("2"),
             "number of ranks; a launcher gives its own number");
-  group.add("--backend", takes::choice(options.backend, {"auto", "shm", "gloo", "mpi"}),
+  group.add("--backend", takes::choice(options.backend, {"auto", kShm, kGloo, kMpi}),
             "library for the collective; auto: as in the stages, or gloo if only gloo has it");
   group.add("--size", takes::integer(options.size, int64_t{1}, kMaxSize),
             "elements of a rank's tensor, or of each part of it");
@@ -218,16 +220,16 @@ CommandOptions parse_command_line(int argc, char** argv) {
 std::string choose_backend(const CommandOptions& options, int ranks, const std::string& launcher) {
   const std::string name = options.collective->name;
   const bool only_gloo = options.collective->only_c10d || options.op == "product";
-  if (only_gloo && options.backend != "auto" && options.backend != "gloo") {
+  if (only_gloo && options.backend != "auto" && options.backend != kGloo) {
     refuse("--backend: got {}, expected gloo: it alone has {}{} here", options.backend, name,
            options.collective->only_c10d ? "" : " with --op " + options.op);
   }
-  if (options.backend == "mpi" && launcher == kSpawnLauncher.name) {
+  if (traits_of(options.backend).needs_mpirun && launcher == kSpawnLauncher.name) {
     refuse(
         "--backend: got mpi, expected mpirun to start the ranks: mpirun -np {} {} {} --backend mpi",
         ranks, program_name(), name);
   }
-  return only_gloo ? "gloo" : options.backend;
+  return only_gloo ? kGloo : options.backend;
 }
 
 /// @throws UsageError if the world does not fit the command line

@@ -10,6 +10,16 @@
 
 namespace ddp {
 
+inline constexpr const char* kNccl = "nccl";
+inline constexpr const char* kGloo = "gloo";
+inline constexpr const char* kMpi = "mpi";
+inline constexpr const char* kShm = "shm";
+
+/// Backend that "auto" becomes, if one host's memory can be shared.
+constexpr const char* automatic_backend(bool on_cuda, bool on_one_host) {
+  return on_cuda ? kNccl : on_one_host ? kShm : kGloo;
+}
+
 /// What a backend is asked instead of its name. registry.cpp has its functions.
 struct BackendTraits {
   const char* name = "";  ///< value of --backend
@@ -29,16 +39,16 @@ struct BackendTraits {
 
 /// In the order of --help.
 inline constexpr std::array kBackends = {
-    BackendTraits{.name = "nccl", .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
+    BackendTraits{.name = kNccl, .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
     BackendTraits{
         .name = "nccl-legacy", .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
-    BackendTraits{.name = "gloo",
+    BackendTraits{.name = kGloo,
                   .has_average = false,
                   .has_all_to_all = true,
                   .waits_in_slices = true,
                   .piece_bytes = 4 << 20},
-    BackendTraits{.name = "mpi", .has_subgroups = false, .needs_mpirun = true},
-    BackendTraits{.name = "shm", .on_cuda = false, .divides = true},
+    BackendTraits{.name = kMpi, .has_subgroups = false, .needs_mpirun = true},
+    BackendTraits{.name = kShm, .on_cuda = false, .divides = true},
 };
 
 /// Values of --backend beside "auto".

@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 #include "common/meet/address.hpp"
@@ -50,6 +51,12 @@ Choices names_of(const char* const (&names)[kCount]) {
 Choices optimizer_names() {
   Choices names;
   std::ranges::transform(kOptimizers, std::back_inserter(names), &OptimizerKind::name);
+  return names;
+}
+
+Choices backend_choices() {
+  Choices names = backend_names();
+  names.insert(names.begin(), "auto");
   return names;
 }
 
@@ -189,7 +196,7 @@ std::vector<Row> device_options(Options& options, bool has_graph) {
        options.started_by != StartedBy::kLauncher},
       {"--threads", kOfRank, threads(options.threads),
        "CPU threads per rank or replica; auto: its share of the cores", "threads"},
-      {"--backend", kOfJob, choice(options.backend, names_of(kBackends)),
+      {"--backend", kOfJob, choice(options.backend, backend_choices()),
        "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo"},
       {"--bucket-mib", kOfJob, positive(options.bucket_mib, "MIB", 1 << 20),
        "size of the buckets of gradients; the first bucket has 1 MiB"},

@@ -23,9 +23,6 @@ inline constexpr const char* kSynthetic = "synthetic";
 /// Values of --dataset beside the files.
 inline constexpr const char* kDatasets[] = {kSynthetic, "digits", "fashion-mnist"};
 
-/// Values of --backend.
-inline constexpr const char* kBackends[] = {"auto", "nccl", "nccl-legacy", "gloo", "mpi", "shm"};
-
 struct TrainOptions {
   int64_t total_epochs = 0;
   int64_t save_every = 0;  ///< epochs between snapshots
@@ -47,7 +44,7 @@ struct DataOptions {
 };
 
 struct CommunicationOptions {
-  std::string backend = kBackends[0];
+  std::string backend = "auto";  ///< or one of backend_names()
   double bucket_mib = 25;  ///< size of the buckets of gradients
   double timeout_seconds = 600;  ///< limit for the rendezvous and for every collective
   std::string interface;  ///< network interface for the collectives; empty: the interface to rank 0

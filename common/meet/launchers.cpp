@@ -177,7 +177,7 @@ constexpr Launcher kFlags{
     .local_numbers = local_by_hand};
 
 constexpr Launcher kTorchrun{
-    .name = "torchrun",
+    .name = kTorchrunName,
     .shows = "TORCHELASTIC_RUN_ID",
     .numbers = kOfTorchrun,
     .restart_count = "TORCHELASTIC_RESTART_COUNT",
@@ -192,7 +192,7 @@ constexpr Launcher kByHand{.name = "environment",
                            .of_ranks = "MASTER_",
                            .local_numbers = local_by_hand};
 
-constexpr Launcher kMpirun{.name = "mpirun",
+constexpr Launcher kMpirun{.name = kMpirunName,
                            .shows = "OMPI_COMM_WORLD_RANK",
                            .numbers = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                        "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -215,7 +215,7 @@ constexpr Launcher kMpirun{.name = "mpirun",
 // SLURM_* without SLURM_STEP_ID is a batch script. As in slurm/job.sh, tasks that a task starts see
 // all GPUs of their node. slurmstepd may run on any core.
 constexpr Launcher kSrun{
-    .name = "srun",
+    .name = kSrunName,
     .shows = "SLURM_STEP_ID",
     .numbers = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID",
                 "SLURM_STEP_NUM_NODES"},

@@ -146,6 +146,11 @@ struct Launcher {
   bool terminates_ranks = false;  ///< ends them by SIGTERM if one fails, and reads their exit codes
 };
 
+// Names of launchers that bench starts, too.
+inline constexpr const char* kTorchrunName = "torchrun";
+inline constexpr const char* kMpirunName = "mpirun";
+inline constexpr const char* kSrunName = "srun";
+
 /// The row of a process that no launcher started.
 inline constexpr Launcher kNoLauncher;
 

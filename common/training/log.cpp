@@ -140,12 +140,12 @@ double RunSummary::samples_per_second() const {
 Log::Log(const Options& options, const torch::nn::Module& module)
     : options_(options),
       module_(module),
-      process_group_(find_default_process_group()),
+      group_(world()),
       device_(module.parameters().front().device()),
       clock_(device_) {
-  const int rank = process_group_ == nullptr ? 0 : process_group_->rank();
-  const int world_size = process_group_ == nullptr ? 1 : process_group_->world_size();
-  const int number = process_group_ == nullptr ? std::max<int>(device_.index(), 0) : rank;
+  const int rank = group_.rank();
+  const bool is_alone = group_.backend_name().empty();
+  const int number = is_alone ? std::max<int>(device_.index(), 0) : rank;
   label_ = fmt::format("{}{}", device_.is_cpu() ? "CPU" : "GPU", number);
   if (rank == 0) {
     for (const torch::Tensor& parameter : module.parameters()) {
@@ -160,7 +160,7 @@ Log::Log(const Options& options, const torch::nn::Module& module)
     }
   }
   if (!options.trace.empty()) {
-    trace_ = std::make_unique<Trace>(options.trace, rank, world_size, device_.is_cuda());
+    trace_ = std::make_unique<Trace>(options.trace, rank, group_.world_size(), device_.is_cuda());
   }
   if (options.verbose && device_.is_cuda()) {
     gpu_monitor_ = std::make_unique<GpuMonitor>();
@@ -223,9 +223,7 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
 }
 
 torch::Tensor Log::gather(const torch::Tensor& values) const {
-  return process_group_ == nullptr
-             ? values.unsqueeze(0)
-             : process_group_->all_gather(values.to(device_), site_).to(torch::kCPU);
+  return group_.all_gather(values.to(device_), site_).to(torch::kCPU);
 }
 
 void Log::write_steps() {
@@ -295,12 +293,12 @@ void Log::write_summary() const {
     std::ranges::transform(summary_.ranks, std::back_inserter(values), field);
     return values;
   };
-  const bool has_group = process_group_ != nullptr;
-  const LaunchEnvironment launch = has_group ? process_group_->launch() : LaunchEnvironment{};
+  const LaunchEnvironment& launch = group_.launch();
+  const std::string backend = group_.backend_name();
   ordered_json fields = {
       {"program", options_.program},
       {"launcher", launch.launcher},
-      {"backend", has_group ? ordered_json(process_group_->backend_name()) : ordered_json()},
+      {"backend", backend.empty() ? ordered_json() : ordered_json(backend)},
       {"device", c10::DeviceTypeName(device_.type(), /*lower_case=*/true)},
       {"dataset", printable(options_.dataset)},
       {"communicates", !options_.no_communication},

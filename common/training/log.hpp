@@ -82,7 +82,7 @@ class Log {
 
   const Options& options_;
   const torch::nn::Module& module_;
-  const ProcessGroup* process_group_;  // null: this is the only process
+  const ProcessGroup& group_;
   torch::Device device_;
   std::string label_;  // "CPU0"
   std::vector<torch::Tensor> initial_weights_;  // copies on the host, on rank 0

@@ -37,9 +37,8 @@ class OtherRun : public Error {
 using Identity = std::map<std::string, std::string>;
 
 Identity identity_of(const Options& options) {
-  const ProcessGroup* const group = find_default_process_group();
   Identity identity;
-  for (const Setting& setting : settings_of(options, group == nullptr ? 1 : group->world_size())) {
+  for (const Setting& setting : settings_of(options, world().world_size())) {
     if (setting.result) {
       identity[setting.name.substr(2)] = setting.text;
     }
@@ -166,9 +165,8 @@ std::string broadcast_text(const ProcessGroup& group, std::string text, const Ca
 int64_t load(const Options& options, const torch::nn::Module& module,
              torch::optim::Optimizer* optimizer, const CallSite& site) {
   watch_for_stop_request();
-  const ProcessGroup* const group = find_default_process_group();
-  const int restarts = group == nullptr ? read_launch_environment(options).restart_count
-                                        : group->launch().restart_count;
+  const ProcessGroup& group = world();
+  const int restarts = group.launch().restart_count;
   const bool wanted = options.resume == "auto" || (options.resume == "restart" && restarts > 0);
   if (!wanted) {
     return 0;
@@ -176,34 +174,29 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   const auto is_there = [&] {
     return fs::exists(options.snapshot) || fs::exists(options.snapshot + ".prev");
   };
-  if (group == nullptr) {
-    if (!is_there()) {
-      return 0;
-    }
-    const auto [path, bytes] = read_newest(options);
-    return apply(identity_of(options), path, bytes, module, optimizer);
-  }
   // Through the store, so that every rank gets rank 0's refusal as the same error.
   std::pair<std::string, std::string> newest;
   std::string refusal;
-  if (group->rank() == 0) {
+  if (group.rank() == 0) {
     try {
       newest = is_there() ? read_newest(options) : newest;
     } catch (const std::exception& error) {  // errors of the file system, too
       refusal = error.what();
     }
   }
-  refusal = group->board().from_rank_0("snapshot refusal", refusal);
+  refusal = group.board().from_rank_0("snapshot refusal", refusal);
   if (!refusal.empty()) {
-    destroy_process_group(site);  // rank 0 stays until the other ranks have the answer
+    if (&group == find_default_process_group()) {
+      destroy_process_group(site);  // rank 0 stays until the other ranks have the answer
+    }
     throw Error(ExitCode::kSnapshotRefused, refusal);
   }
-  const std::string path = group->board().from_rank_0("snapshot path", newest.first);
+  const std::string path = group.board().from_rank_0("snapshot path", newest.first);
   if (path.empty()) {
     return 0;
   }
   return apply(identity_of(options), path,
-               broadcast_text(*group, newest.second, site.in("load_snapshot")), module, optimizer);
+               broadcast_text(group, newest.second, site.in("load_snapshot")), module, optimizer);
 }
 
 void save(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
@@ -239,13 +232,10 @@ void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn:
 
 bool stop_requested(const CallSite& site) {
   const bool here = stop_request() != 0;
-  const ProcessGroup* const group = find_default_process_group();
-  if (group == nullptr || group->world_size() == 1) {
-    return here;
-  }
+  const ProcessGroup& group = world();
   const torch::Tensor own =
-      torch::full({1}, here ? 1.0 : 0.0, torch::TensorOptions(group->device()));
-  return group->all_gather(own, site.in("stop_requested")).any().item<bool>();
+      torch::full({1}, here ? 1.0 : 0.0, torch::TensorOptions(group.device()));
+  return group.all_gather(own, site.in("stop_requested")).any().item<bool>();
 }
 
 }  // namespace ddp
