@@ -1,8 +1,5 @@
 #include "bench/catalog.hpp"
 
-#include <algorithm>
-#include <iterator>
-
 #include "bench/launchers.hpp"
 #include "bench/tables.hpp"
 #include "common/backends/traits.hpp"

@@ -1,10 +1,6 @@
 // bench/catalog.hpp - models, and the table of programs.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "bench/settings.hpp"
 
 namespace ddp::bench {

@@ -1,16 +1,9 @@
 #include "bench/child.hpp"
 
-#include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <fstream>
-#include <sstream>
-#include <string_view>
-#include <thread>
 
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"

@@ -2,9 +2,6 @@
 #pragma once
 
 #include <csignal>
-#include <map>
-#include <string>
-#include <vector>
 
 #include "bench/progress.hpp"
 #include "common/base/files.hpp"

@@ -1,10 +1,6 @@
 // bench/command.hpp - the command line of a run.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "bench/plan.hpp"
 
 namespace ddp::bench {

@@ -1,7 +1,5 @@
 #include "bench/report.hpp"
 
-#include <algorithm>
-
 namespace ddp::bench {
 
 std::optional<double> control_factor(const Report& report, const Run& run) {

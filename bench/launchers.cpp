@@ -1,8 +1,5 @@
 #include "bench/launchers.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 

@@ -2,10 +2,6 @@
 // names.
 #pragma once
 
-#include <map>
-#include <string>
-#include <vector>
-
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"
 #include "bench/settings.hpp"

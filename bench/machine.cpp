@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 #include <sys/utsname.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -1,6 +1,5 @@
 // bench: runs the stages and compares their speed.
 
-#include <algorithm>
 #include <iostream>
 
 #include "bench/machine.hpp"

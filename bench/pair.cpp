@@ -1,6 +1,5 @@
 #include "bench/report.hpp"
 
-#include <algorithm>
 #include <map>
 
 namespace ddp::bench {

@@ -2,9 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <fstream>
-#include <map>
 #include <set>
 
 #include "bench/command.hpp"

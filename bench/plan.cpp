@@ -2,9 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <map>
 #include <numeric>
 #include <ranges>
 #include <regex>

@@ -1,11 +1,8 @@
 // bench/plan.hpp - the runs of a report, and the number of their repetitions.
 #pragma once
 
-#include <cstdint>
 #include <iosfwd>
 #include <map>
-#include <string>
-#include <vector>
 
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"

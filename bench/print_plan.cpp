@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <ostream>
 
 #include "bench/command.hpp"
 #include "bench/report.hpp"

@@ -1,7 +1,5 @@
 #include "bench/progress.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

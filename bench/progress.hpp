@@ -1,9 +1,6 @@
 // bench/progress.hpp - the progress of the work, on standard error.
 #pragma once
 
-#include <chrono>
-#include <string>
-
 #include "common/base/progress_bar.hpp"
 
 namespace ddp::bench {

@@ -1,6 +1,5 @@
 #include "bench/record.hpp"
 
-#include <algorithm>
 #include <tuple>
 
 using Json = nlohmann::ordered_json;

@@ -7,9 +7,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "bench/statistics.hpp"
 

@@ -1,13 +1,8 @@
 // bench/report.hpp - turns measured runs into a report: pair, judge, sentences, screen, page.
 #pragma once
 
-#include <cstddef>
 #include <functional>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <ostream>
-#include <string>
-#include <vector>
 
 #include "bench/record.hpp"
 

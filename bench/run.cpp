@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <filesystem>
-#include <map>
 #include <numeric>
 #include <random>
 

@@ -3,8 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
 #include <ranges>
 
 namespace ddp::bench {

@@ -1,9 +1,6 @@
 #include "bench/statistics.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <utility>
 
 namespace ddp::bench {
 namespace {

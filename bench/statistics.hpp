@@ -1,10 +1,6 @@
 // bench/statistics.hpp - summaries of times, intervals, and the parity of two trainings.
 #pragma once
 
-#include <cstddef>
-#include <optional>
-#include <vector>
-
 #include "common/base/percentile.hpp"
 
 namespace ddp::bench {

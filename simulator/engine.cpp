@@ -1,16 +1,11 @@
 // simulator/engine.cpp - the ranks' clocks, and their collectives and messages.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cmath>
 #include <deque>
 #include <exception>
-#include <map>
 #include <optional>
 #include <semaphore>
 #include <set>
-#include <stdexcept>
 #include <thread>
 
 #include "common/base/parse.hpp"

@@ -1,5 +1,4 @@
 // simulator/simulate.cpp - main() of a simulated program: command line, drawing, verdict.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cctype>

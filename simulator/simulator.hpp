@@ -13,7 +13,6 @@
 #include <initializer_list>
 #include <map>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "simulator/network.hpp"

@@ -2,17 +2,11 @@
 // it.
 //
 //   run:  build/bin/collectives all_reduce --nprocs 3
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <iostream>
 #include <iterator>
-#include <optional>
 #include <ranges>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"

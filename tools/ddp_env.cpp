@@ -1,5 +1,4 @@
 // ddp-env - prints the rank of this process and the variables that say so. Start it like a stage.
-#include <fmt/format.h>
 
 #include <iostream>
 

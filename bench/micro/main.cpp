@@ -1,10 +1,5 @@
 // bench_micro: Google Benchmark for all-reduces and for the pieces of a training step, with several
 // ranks at work at the same time.
-#include <benchmark/benchmark.h>
-
-#include <algorithm>
-#include <string>
-#include <vector>
 
 #include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"

@@ -1,7 +1,5 @@
 #include "bench/micro/options.hpp"
 
-#include <algorithm>
-
 #include "common/base/command_line.hpp"
 #include "common/base/refuse.hpp"
 

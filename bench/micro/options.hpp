@@ -1,10 +1,6 @@
 // bench/micro/options.hpp - the command line of bench_micro.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "common/launch/options.hpp"
 
 namespace ddp::micro {

@@ -1,5 +1,3 @@
-#include <cmath>
-#include <optional>
 
 #include "bench/micro/bare_products.hpp"
 #include "bench/micro/suites.hpp"

@@ -2,9 +2,6 @@
 
 #include <c10/core/Event.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <deque>
 #include <thread>
 

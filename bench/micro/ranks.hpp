@@ -1,12 +1,6 @@
 // bench/micro/ranks.hpp - times pieces of work that all ranks do at the same time.
 #pragma once
 
-#include <torch/types.h>
-
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "common/parallel/default_group.hpp"
 
 namespace ddp::micro {

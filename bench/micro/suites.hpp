@@ -3,9 +3,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <functional>
-#include <string>
-
 #include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
 

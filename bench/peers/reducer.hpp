@@ -2,14 +2,9 @@
 // comparison with ours in tests and in bench.
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <algorithm>
-#include <memory>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/default_group.hpp"

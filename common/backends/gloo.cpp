@@ -1,7 +1,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <filesystem>
 // The wheel ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, so they come from the
 // system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <memory>
 #include <string>
 
 #include "common/backends/communicator.hpp"

@@ -1,7 +1,5 @@
 #include "common/backends/registry.hpp"
 
-#include <algorithm>
-#include <array>
 #include <iostream>
 #include <regex>
 

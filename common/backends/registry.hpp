@@ -3,9 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <optional>
-#include <string>
-
 #include "common/backends/backend.hpp"
 #include "common/backends/traits.hpp"
 #include "common/meet/launch.hpp"

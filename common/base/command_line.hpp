@@ -7,9 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "common/base/parse.hpp"
 

@@ -2,14 +2,11 @@
 #pragma once
 
 #include <signal.h>
-#include <sys/types.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <system_error>
 #include <vector>
 

@@ -2,11 +2,7 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <ctime>
-#include <limits>
-#include <sstream>
-#include <string>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <map>
 
 #include "common/base/files.hpp"
 #include "common/base/refuse.hpp"

@@ -1,10 +1,7 @@
 // common/data/data_loader.hpp - samplers, and the loader that makes a process's batches.
 #pragma once
 
-#include <torch/types.h>
-
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <vector>
 

@@ -3,10 +3,7 @@
 #include <fmt/ranges.h>
 #include <zlib.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
-#include <memory>
 
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"

@@ -1,10 +1,6 @@
 // common/data/dataset.hpp - the datasets: a synthetic teacher, images, or the user's own file.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "common/data/samples.hpp"
 #include "common/launch/options.hpp"
 

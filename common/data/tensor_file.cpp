@@ -1,13 +1,9 @@
 #include "common/data/tensor_file.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <functional>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "common/base/files.hpp"

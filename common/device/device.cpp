@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <string>
 
 #include "common/base/command_line.hpp"
 #include "common/base/module.hpp"

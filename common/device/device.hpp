@@ -5,8 +5,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
-#include <vector>
-
 #include "common/device/hardware.hpp"
 
 namespace ddp {

@@ -6,10 +6,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
-#include <sstream>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"

@@ -1,11 +1,6 @@
 // common/device/hardware.hpp - the cores, the memory and the GPUs that this process may use.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "common/meet/launchers.hpp"
 
 namespace ddp {

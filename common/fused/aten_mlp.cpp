@@ -1,5 +1,3 @@
-#include <utility>
-#include <vector>
 
 #include "common/fused/fused_mlp.hpp"
 

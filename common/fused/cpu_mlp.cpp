@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <vector>
 
 #include "common/base/worker_pool.hpp"
 #include "common/fused/fused_mlp.hpp"

@@ -1,9 +1,6 @@
 // common/fused/fused_mlp.hpp - a training step of the MLP without autograd.
 #pragma once
 
-#include <torch/types.h>
-
-#include <cstdint>
 #include <memory>
 #include <utility>
 

@@ -1,10 +1,6 @@
 // common/fused/step_graph.hpp - a training step as a CUDA graph.
 #pragma once
 
-#include <c10/util/FunctionRef.h>
-
-#include <functional>
-#include <memory>
 #include <utility>
 
 #include "common/backends/cuda_module.hpp"

@@ -3,13 +3,9 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <utility>
 
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"

@@ -1,11 +1,6 @@
 // common/launch/options.hpp - options of the stages.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "common/device/hardware.hpp"
 #include "common/meet/launch.hpp"
 

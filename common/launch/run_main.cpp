@@ -2,7 +2,6 @@
 #include "common/launch/run_main.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -14,7 +13,6 @@
 #include <exception>
 #include <iostream>
 #include <thread>
-#include <utility>
 
 #include "common/base/command_line.hpp"
 #include "common/base/files.hpp"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <string>
 
 #include "common/base/exit_codes.hpp"
 #include "common/launch/options.hpp"

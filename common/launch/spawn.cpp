@@ -1,17 +1,11 @@
 // common/launch/spawn.cpp - starts a process per rank, watches them, and reports how they ended.
 #include "common/launch/spawn.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <memory>
-#include <optional>
-#include <system_error>
 
 #include "common/base/files.hpp"
 #include "common/base/process.hpp"

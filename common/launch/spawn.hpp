@@ -1,9 +1,6 @@
 // common/launch/spawn.hpp - a program that starts its ranks itself.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "common/launch/run_main.hpp"
 
 namespace ddp {

@@ -8,13 +8,9 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
-#include <vector>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"

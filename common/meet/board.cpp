@@ -2,9 +2,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "common/base/patience.hpp"
 #include "common/base/seconds_since.hpp"
 

@@ -5,9 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
-#include <functional>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -1,13 +1,6 @@
 #include "common/meet/launch.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <string_view>
-#include <utility>
 
 #include "common/base/parse.hpp"
 #include "common/base/refuse.hpp"

@@ -1,8 +1,6 @@
 // common/meet/launch.hpp - finds this process's rank in the variables of its launcher.
 #pragma once
 
-#include <optional>
-#include <string>
 #include <string_view>
 
 #include "common/meet/launchers.hpp"

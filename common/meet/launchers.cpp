@@ -1,10 +1,8 @@
 // common/meet/launchers.cpp - a row for each launcher. A further launcher is a further row.
 #include "common/meet/launchers.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <regex>

@@ -1,12 +1,6 @@
 // common/meet/store.hpp - the ranks of a job find each other at a store.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <chrono>
-#include <string>
-#include <vector>
-
 #include "common/meet/board.hpp"
 #include "common/meet/launchers.hpp"
 

@@ -5,7 +5,6 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
-#include <cstdint>
 #include <vector>
 
 #include "common/data/samples.hpp"

@@ -2,10 +2,6 @@
 // of Hugging Face Accelerate.
 #pragma once
 
-#include <torch/types.h>
-
-#include <memory>
-
 #include "common/device/device.hpp"
 #include "common/launch/options.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"

@@ -1,10 +1,6 @@
 #include "common/parallel/collective_log.hpp"
 
 #include <fmt/format.h>
-#include <chrono>
-#include <string_view>
-#include <thread>
-#include <utility>
 
 #include "common/base/patience.hpp"
 #include "common/meet/board.hpp"

@@ -8,10 +8,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
-#include <cstdint>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "common/meet/launch.hpp"
 

@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <unordered_set>
-#include <utility>
 
 #include "common/device/device.hpp"
 

@@ -4,8 +4,6 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "common/base/worker_pool.hpp"
 

@@ -3,12 +3,9 @@
 #include <c10/util/Logging.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <utility>
 
 #include "common/backends/registry.hpp"
 #include "common/base/process_exit.hpp"

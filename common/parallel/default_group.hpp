@@ -1,10 +1,6 @@
 // common/parallel/default_group.hpp - makes and ends the group of all ranks of a job.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "common/launch/options.hpp"
 #include "common/parallel/process_group.hpp"
 

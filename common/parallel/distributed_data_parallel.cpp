@@ -2,14 +2,9 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <sstream>
-#include <unordered_map>
-#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/refuse.hpp"

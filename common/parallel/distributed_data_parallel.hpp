@@ -5,13 +5,7 @@
 #include <torch/csrc/utils/tensor_flatten.h>
 #include <torch/nn/module.h>
 
-#include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "common/parallel/default_group.hpp"
 #include "common/parallel/gradient_buckets.hpp"

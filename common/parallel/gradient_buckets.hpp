@@ -1,14 +1,7 @@
 // common/parallel/gradient_buckets.hpp - gradients travel in buckets and come back as means.
 #pragma once
 
-#include <torch/types.h>
-
-#include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <functional>
-#include <utility>
-#include <vector>
 
 #include "common/parallel/process_group.hpp"
 

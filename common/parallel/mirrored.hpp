@@ -2,11 +2,6 @@
 #pragma once
 
 #include <c10/util/FunctionRef.h>
-#include <torch/nn/module.h>
-
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "common/data/data_loader.hpp"
 #include "common/model/flat_parameters.hpp"

@@ -3,13 +3,9 @@
 #include <ATen/record_function.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <chrono>
-#include <memory>
 #include <sstream>
 #include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <utility>
 
 #include "common/backends/gloo.hpp"
 #include "common/backends/host_backend.hpp"

@@ -1,15 +1,9 @@
 // common/parallel/process_group.hpp - the ranks of a job, and their collectives.
 #pragma once
 
-#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <chrono>
-#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "common/backends/traits.hpp"
 #include "common/meet/board.hpp"

@@ -2,18 +2,11 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <fmt/format.h>
 #include <malloc.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <iostream>
-#include <limits>
-#include <memory>
 #include <new>
-#include <string>
-#include <string_view>
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"

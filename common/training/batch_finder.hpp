@@ -1,9 +1,6 @@
 // common/training/batch_finder.hpp - `--batch-size auto`: the largest batch that fits into memory.
 #pragma once
 
-#include <torch/types.h>
-
-#include <cstdint>
 #include <exception>
 #include <functional>
 

@@ -3,11 +3,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cmath>
 #include <iostream>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"

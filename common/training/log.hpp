@@ -3,12 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <chrono>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "common/base/progress_bar.hpp"
 #include "common/data/data_loader.hpp"
 #include "common/device/gpu_monitor.hpp"

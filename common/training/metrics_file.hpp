@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
-#include <string>
 
 #include "common/base/process.hpp"
 

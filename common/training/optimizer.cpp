@@ -1,11 +1,9 @@
 #include "common/training/optimizer.hpp"
 
-#include <fmt/format.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <map>
 #include <type_traits>
 
 #include "common/base/refuse.hpp"

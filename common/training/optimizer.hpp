@@ -5,9 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "common/launch/options.hpp"
 

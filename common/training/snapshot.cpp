@@ -4,8 +4,6 @@
 
 #include <filesystem>
 #include <iostream>
-#include <map>
-#include <string>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

@@ -4,8 +4,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <cstdint>
-
 #include "common/launch/options.hpp"
 #include "common/parallel/collective_log.hpp"
 

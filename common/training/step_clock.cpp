@@ -2,7 +2,6 @@
 
 #include <c10/core/Event.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "common/base/percentile.hpp"

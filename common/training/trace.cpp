@@ -2,8 +2,6 @@
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>

@@ -2,7 +2,6 @@
 // Exercise 10 of docs/exercises leaves out the body of the function.
 //
 //   run:  build/bin/sim_ring_all_reduce
-#include <vector>
 
 #include "simulator/exercises/ring_all_reduce.hpp"
 

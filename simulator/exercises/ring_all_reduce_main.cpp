@@ -1,6 +1,5 @@
 // simulator/exercises/ring_all_reduce_main.cpp - runs an answer, and decides: are the sums there,
 // and did they take no more messages, bytes and time than a ring needs?
-#include <vector>
 
 #include "simulator/exercises/ring_all_reduce.hpp"
 

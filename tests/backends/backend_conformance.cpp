@@ -3,8 +3,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <limits>
-#include <map>
-#include <vector>
 
 #include "common/backends/registry.hpp"
 #include "tests/support/rank_threads.hpp"

@@ -1,8 +1,6 @@
 // LibTorch's Gloo as this library starts it, and waits that notice broken connections.
-#include <chrono>
 #include <future>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <vector>
 
 #include "common/backends/gloo.hpp"
 #include "common/backends/registry.hpp"

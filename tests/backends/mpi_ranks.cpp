@@ -1,10 +1,8 @@
 // A rank of an MPI job, for mpi_backend_test: mpi_ranks WHAT; mpi_ranks launch LAUNCHER RANK RANKS
 // asks whether that would be one.
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
-#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "common/backends/registry.hpp"

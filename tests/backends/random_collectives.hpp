@@ -1,14 +1,7 @@
 // tests/backends/random_collectives.hpp - a random sequence of collectives over shared memory.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "common/backends/shm/shm_collectives.hpp"
 

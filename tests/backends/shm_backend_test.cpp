@@ -1,8 +1,6 @@
 // The shared-memory backend through c10d and the stages.
 #include <sys/resource.h>
 
-#include <chrono>
-#include <fstream>
 #include <regex>
 #include <sstream>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

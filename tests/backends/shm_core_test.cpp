@@ -2,16 +2,9 @@
 // element of random sequences, and waits between ranks.
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <random>
-#include <thread>
 
 #include "common/backends/shm/shm_kernels.hpp"
 #include "common/backends/shm/spin_budget.hpp"

@@ -6,14 +6,8 @@
 //   shm_core_tsan --race   skips a meeting: the sanitizer must report it
 #include <sys/mman.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"

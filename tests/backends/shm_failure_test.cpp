@@ -1,13 +1,9 @@
 // Ranks over shared memory that disagree, stop, leave or are killed. Ranks are processes here.
 #include <fmt/format.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/base/exit_codes.hpp"

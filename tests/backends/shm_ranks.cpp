@@ -1,12 +1,8 @@
 #include "tests/backends/shm_ranks.hpp"
 
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <csignal>
-#include <stdexcept>
 
 #include "common/base/exit_codes.hpp"
 #include "tests/support/rank_threads.hpp"

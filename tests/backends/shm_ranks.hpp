@@ -5,15 +5,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <new>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"

@@ -5,12 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
-#include <string>
 
 #include "common/base/files.hpp"
 #include "tests/catch.hpp"

@@ -3,12 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-#include <cstdint>
 #include <random>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "bench/record.hpp"
 #include "bench/report.hpp"

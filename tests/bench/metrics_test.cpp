@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <fstream>
-#include <string>
-#include <vector>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

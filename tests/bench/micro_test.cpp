@@ -1,15 +1,9 @@
 // bench_micro: the names of its benchmarks, the slowest rank's time, no time for a wrong sum, the
 // bare products against autograd, and mistakes on the command line.
-#include <torch/types.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <thread>
-#include <utility>
 
 #include "bench/micro/bare_products.hpp"
 #include "bench/micro/ranks.hpp"

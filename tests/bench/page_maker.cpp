@@ -1,6 +1,5 @@
 // Reads a report's document from standard input and writes its page to the file in its argument.
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "bench/report.hpp"
 

@@ -3,7 +3,6 @@
 
 #include <limits>
 #include <regex>
-#include <sstream>
 
 #include "bench/tables.hpp"
 #include "tests/bench/made_up_reports.hpp"

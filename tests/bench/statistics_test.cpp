@@ -3,8 +3,6 @@
 
 #include <limits>
 #include <numeric>
-#include <utility>
-#include <vector>
 
 #include "tests/catch.hpp"
 

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 
 #include "common/base/files.hpp"
 #include "common/data/data_loader.hpp"

@@ -1,6 +1,5 @@
 // Headers of safetensors files from the corpus are read or refused; libFuzzer tries other headers.
 #include <fstream>
-#include <string>
 
 #include "tests/catch.hpp"
 

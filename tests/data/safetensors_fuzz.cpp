@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

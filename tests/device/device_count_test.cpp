@@ -1,8 +1,5 @@
 // Number of GPUs of a process, with a fake driver. HTCondor and Slurm give GPUs by
 // CUDA_VISIBLE_DEVICES, as indices or UUIDs; only the driver may read that.
-#include <map>
-#include <string>
-#include <vector>
 
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"

@@ -2,14 +2,9 @@
 // wait, a host that waits too early or not at all. For the loader's copies see data_test.cpp.
 #include <c10/core/StreamGuard.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <array>
 #include <barrier>
-#include <memory>
 #include <numeric>
-#include <stdexcept>
 
 #include "common/device/device.hpp"
 #include "common/parallel/data_parallel.hpp"

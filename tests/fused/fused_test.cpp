@@ -1,7 +1,6 @@
 // The step without autograd: its kernels against float64, the whole step against autograd, no
 // allocation, and the capture of a CUDA graph.
 #include <sys/resource.h>
-#include <torch/nn/module.h>
 
 #include <cmath>
 #include <limits>

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
-#include <optional>
 
 #include "common/base/files.hpp"
 #include "tests/catch.hpp"

@@ -4,9 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <regex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "common/base/command_line.hpp"
 #include "common/base/files.hpp"

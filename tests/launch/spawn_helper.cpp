@@ -10,10 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <iostream>
-#include <map>
-#include <stdexcept>
 #include <thread>
 
 #include "common/base/exit_codes.hpp"

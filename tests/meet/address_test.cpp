@@ -2,7 +2,6 @@
 #include "common/meet/address.hpp"
 
 #include <algorithm>
-#include <string>
 
 #include "common/base/exit_codes.hpp"
 #include "tests/catch.hpp"

@@ -1,9 +1,6 @@
 // Exchange of texts between ranks that share only a store.
-#include <chrono>
 #include <future>
-#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <vector>
 
 #include "common/base/exit_codes.hpp"
 #include "common/meet/board.hpp"

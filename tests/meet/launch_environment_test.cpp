@@ -4,12 +4,8 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

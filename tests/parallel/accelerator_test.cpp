@@ -1,9 +1,6 @@
 // The accelerator's own part, on several ranks.
 #include "common/parallel/accelerator.hpp"
 
-#include <functional>
-#include <vector>
-
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/model/mlp.hpp"

@@ -3,13 +3,10 @@
 #include "common/parallel/data_parallel.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <stdexcept>
-#include <vector>
 
 #include "common/model/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"

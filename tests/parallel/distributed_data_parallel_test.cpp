@@ -5,9 +5,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
@@ -17,8 +15,6 @@
 #include <torch/serialize.h>
 
 #include <atomic>
-#include <functional>
-#include <mutex>
 #include <random>
 #include <sstream>
 

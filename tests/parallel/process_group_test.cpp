@@ -2,23 +2,15 @@
 // about a rank that does not come.
 #include "common/parallel/default_group.hpp"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <future>
-#include <memory>
-#include <thread>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

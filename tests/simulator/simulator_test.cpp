@@ -2,11 +2,7 @@
 #include "simulator/simulator.hpp"
 
 #include <cmath>
-#include <functional>
-#include <span>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"

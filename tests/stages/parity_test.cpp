@@ -3,14 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "bench/tables.hpp"
 #include "common/base/files.hpp"

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "common/launch/options.hpp"
 

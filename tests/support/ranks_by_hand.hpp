@@ -3,8 +3,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "common/base/files.hpp"
 #include "tests/support/held_port.hpp"

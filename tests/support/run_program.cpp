@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <sstream>
 
 #include "common/base/seconds_since.hpp"

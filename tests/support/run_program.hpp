@@ -2,11 +2,6 @@
 // process behind.
 #pragma once
 
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "common/base/process.hpp"
 
 namespace ddp::test {

@@ -8,8 +8,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <cstdlib>
-#include <functional>
-#include <string>
 
 #include "common/backends/registry.hpp"
 #include "common/base/process_exit.hpp"

@@ -1,10 +1,6 @@
 // tests/support/train_on_ranks.hpp - the loop of stage 03 on ranks as threads.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
 #include "common/model/flat_parameters.hpp"

@@ -3,13 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <new>
 #include <regex>
-#include <stdexcept>
-#include <string>
 
 #include "common/base/files.hpp"
 #include "common/base/process_usage.hpp"

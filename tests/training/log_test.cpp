@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <malloc.h>
 
-#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
@@ -12,9 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "common/base/files.hpp"
 #include "common/data/dataset.hpp"

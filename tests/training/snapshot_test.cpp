@@ -2,30 +2,20 @@
 // resumed run ends on the bits of an unbroken run.
 #include "common/training/snapshot.hpp"
 
-#include <fmt/format.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
 #include <iostream>
 #include <iterator>
-#include <memory>
 #include <set>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

@@ -14,7 +14,6 @@
 
 #include <cstdlib>
 #include <exception>
-#include <stdexcept>
 #include <type_traits>
 
 // LibTorch's own "nccl": since 2.15 a new class, and the old class is "nccl-legacy".

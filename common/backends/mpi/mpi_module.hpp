@@ -1,8 +1,6 @@
 // common/backends/mpi/mpi_module.hpp - functions that need libmpi.so, in one table.
 #pragma once
 
-#include <memory>
-
 #include "common/backends/communicator.hpp"
 #include "common/base/module.hpp"
 

@@ -3,11 +3,7 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 

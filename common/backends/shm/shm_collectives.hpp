@@ -1,12 +1,6 @@
 // common/backends/shm/shm_collectives.hpp - collectives between ranks of one host.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "common/backends/communicator.hpp"
 #include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_segment.hpp"

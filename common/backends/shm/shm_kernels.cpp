@@ -2,7 +2,6 @@
 #include "common/backends/shm/shm_kernels.hpp"
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
