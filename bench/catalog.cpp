@@ -33,7 +33,6 @@ std::vector<PlanRow> rows_of_the_plan() {
   using enum Sizes;
   using enum Models;
   using enum Times;
-  constexpr const char* kC10d = "c10d";
   // clang-format off
   return {
     {"01_single_gpu",    "main",        kOne,     kEach,     kRepeated},
@@ -52,8 +51,8 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"tensorflow", "mirrored", kSeveral, kEach,     kRepeated, "",    "", "tensorflow", kReplicas, false},
     {"jax",        "jit",      kThreads, kEach,     kRepeated, "",    "", "jax",        kAlone,    false},
     {"jax",        "jit",      kSeveral, kEach,     kRepeated, "",    "", "jax",        kReplicas, false},
-    {kC10d,        "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", kC10d,        kSpawn,    true, false},
-    {kC10d,        "reducer",  kSeveral, kEach,     kRepeated, "",    "", kC10d,        kSpawn,    true, false},
+    {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", "c10d",       kSpawn,    true, false},
+    {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, "",    "", "c10d",       kSpawn,    true, false},
     // Beside frameworks over Gloo, and beside JAX's compiled step.
     {"03_ddp_spawn", "main",  kSeveral, kEach, kRepeated, kGloo, "", "pytorch,accelerate,tensorflow,jax"},
     {"03_ddp_spawn", "fused", kLargest, kEach, kRepeated, kShm,  "", "jax",             kSpawn,    false},
@@ -68,9 +67,8 @@ std::vector<PlanRow> rows_of(const std::vector<std::string>& cells, std::vector<
   std::erase_if(rows, [&](const PlanRow& row) {
     return row.stage != source.at(0) || row.variant != source.at(1);
   });
-  const bool has_own = std::ranges::any_of(rows, [](const auto& row) { return row.peers.empty(); });
-  if (const PlanRow by_name{.stage = source.at(0), .variant = source.at(1)}; !has_own) {
-    rows.push_back(by_name);
+  if (std::ranges::none_of(rows, [](const PlanRow& row) { return row.peers.empty(); })) {
+    rows.push_back({.stage = source.at(0), .variant = source.at(1)});
   }
   for (PlanRow& row : rows) {
     row.launch = LaunchKind(std::ranges::find(launches, cells.at(2)) - launches.begin());

@@ -21,7 +21,6 @@ struct Model {
 /// @param name "T", "S", "M" or "L"
 const Model& find_model(const std::string& name);
 
-/// Way in which a program's processes are started.
 enum class LaunchKind {
   kAlone,  ///< one process
   kReplicas,  ///< one process, --nprocs replicas of the model

@@ -7,17 +7,12 @@
 
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
-#include "common/base/seconds_since.hpp"
 #include "common/meet/launch.hpp"
 
 namespace ddp::bench {
 namespace {
 
-constexpr std::chrono::seconds kGrace{5};  // between SIGTERM and SIGKILL
-constexpr double kTickSeconds = 0.5;
-
-/// True for variables that launchers set for a process of a job, and for those that mislead
-/// torchrun's Python.
+/// True for variables that launchers set for a rank, and for those that mislead torchrun's Python.
 bool misleads(std::string_view variable) {
   return is_identity_variable(variable) || variable.starts_with("PYTHONPATH=") ||
          variable.starts_with("PYTHONHOME=") || variable.starts_with("PYTHONSAFEPATH=");
@@ -54,17 +49,16 @@ void watch(Child& child, double timeout_s, Session& session, ChildResult& result
       result.interrupted = !late;
       child.signal(SIGTERM);
       asked_to_end = true;
-      patience = Patience(kGrace);
+      patience = Patience(std::chrono::seconds(5));  // then SIGKILL
     }
-    session.interrupts.wait_for_child(kTickSeconds);
+    session.interrupts.wait_for_child(0.5);
     session.gpus.sample();
   }
   static_cast<ProcessEnd&>(result) = *end;
   result.seconds = seconds_since(start);
 }
 
-/// First line of `err` that has an error, else the last line: launchers print pages of text around
-/// a program's error.
+/// First line of `err` with an error, else the last: launchers print pages of text around it.
 std::string reason_in(const std::string& err) {
   std::istringstream lines(err);
   std::string reason;
@@ -101,11 +95,10 @@ ChildResult run_child(const Command& command, Session& session) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
-  ChildOptions options;
-  options.environment = environment_with(command.env, misleads);
-  options.cwd = command.cwd;
-  options.parent_death_signal = SIGTERM;
-  options.signal_mask = session.interrupts.original_mask();
+  const ChildOptions options = {.environment = environment_with(command.env, misleads),
+                                .cwd = command.cwd,
+                                .parent_death_signal = SIGTERM,
+                                .signal_mask = session.interrupts.original_mask()};
   try {
     CapturedChild captured(command.argv, options);
     watch(captured.child(), command.timeout_s, session, result);

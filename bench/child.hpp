@@ -4,7 +4,6 @@
 #include <csignal>
 
 #include "bench/progress.hpp"
-#include "common/base/files.hpp"
 #include "common/base/process.hpp"
 #include "common/device/gpu_monitor.hpp"
 
@@ -20,7 +19,6 @@ class Interrupts {
     const int signal = signals_.wait(seconds).si_signo;
     requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
   }
-  /// True once wait_for_child() has seen such a signal.
   bool requested() const { return requested_; }
 
   const sigset_t& original_mask() const { return signals_.original(); }
@@ -55,8 +53,7 @@ struct ChildResult : CaptureResult {
 };
 
 /// Runs the command in a process group of its own, without launchers' variables for ranks. At its
-/// timeout or on an interrupt the group gets SIGTERM. A few seconds later all its descendants get
-/// SIGKILL.
+/// timeout or on an interrupt the group gets SIGTERM, and 5 s later all its descendants SIGKILL.
 ChildResult run_child(const Command& command, Session& session);
 
 }  // namespace ddp::bench

@@ -5,7 +5,6 @@
 
 namespace ddp::bench {
 
-/// Amount of training of a run.
 struct Length {
   std::int64_t global_batch = 0;
   std::int64_t epochs = 0;
@@ -20,8 +19,7 @@ Length timed_length(const PlannedRun& planned, const Settings& settings);
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 
-/// Whole command, launcher included.
-/// @param folder folder for metrics.jsonl and the snapshot
+/// Whole command, launcher included. @param folder for metrics.jsonl and the snapshot
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder);
 

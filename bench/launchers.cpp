@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -33,17 +33,11 @@ Words torchrun(const Run& run, const std::string& path, const Settings&) {
 
 /// Unbound, as under the other launchers: else Gloo's threads would share the rank's only core.
 Words mpirun(const Run& run, const std::string& path, const Settings&) {
-  return {path,
-          "--oversubscribe",
-          "--bind-to",
-          "none",
-          "--allow-run-as-root",
-          "-np",
-          std::to_string(run.world_size)};
+  const std::string ranks = std::to_string(run.world_size);
+  return {path, "--oversubscribe", "--bind-to", "none", "--allow-run-as-root", "-np", ranks};
 }
 
-/// Why a launcher cannot be used, though it is there; empty if it can. The stages do not support
-/// the variables of other MPIs.
+/// Reason against an installed launcher; empty for none. Stages do not know other MPIs' variables.
 std::string refusal_of(const Launcher& launcher, const std::string& path) {
   const std::string version = launcher.has_mpi ? answer_of({path, "--version"}) : "Open MPI";
   const bool is_open_mpi =
@@ -101,10 +95,9 @@ const Launcher& find_launcher(const std::string& name) {
 std::map<std::string, std::string> find_launchers(const Settings& settings,
                                                   std::vector<NotRun>& not_run) {
   std::map<std::string, std::string> paths;
-  const std::vector<std::string>& asked = settings.launchers;
   for (const Launcher& row : launchers()) {
     const bool is_elsewhere = row.spans_nodes && std::getenv("SLURM_JOB_ID") == nullptr;
-    if (asked.empty() ? is_elsewhere : !contains(asked, row.name)) {
+    if (settings.launchers.empty() ? is_elsewhere : !contains(settings.launchers, row.name)) {
       continue;
     }
     const std::string path = path_of(row, settings);
@@ -113,7 +106,7 @@ std::map<std::string, std::string> find_launchers(const Settings& settings,
                                                : refusal_of(row, path);
     if (missing.empty()) {
       paths[row.name] = path;
-    } else if (asked.empty()) {
+    } else if (settings.launchers.empty()) {
       not_run.push_back({row.name, missing});
     } else {
       refuse("--launchers {}: {}", row.name, missing);

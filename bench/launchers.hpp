@@ -1,10 +1,8 @@
-// bench/launchers.hpp - what bench knows of launchers, a row each. Nobody else asks for their
-// names.
+// bench/launchers.hpp - what bench knows of launchers, a row each; nobody else names them.
 #pragma once
 
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"
-#include "bench/settings.hpp"
 #include "common/meet/launchers.hpp"
 
 namespace ddp::bench {

@@ -9,9 +9,7 @@
 
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
-#include "bench/statistics.hpp"
-#include "common/base/process.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp::bench {
@@ -48,39 +46,6 @@ ordered_json gpu_names() {
   return names;
 }
 
-ordered_json machine_facts() {
-  utsname kernel{};
-  uname(&kernel);
-  const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
-  return {{"host", kernel.nodename}, {"cpu_model", value_of("/proc/cpuinfo", "model name")},
-          {"cores", count_cores()},  {"memory_mib", memory_kib / 1024},
-          {"gpus", gpu_names()},     {"kernel", kernel.release}};
-}
-
-ordered_json software_facts(const Plan& plan) {
-  const std::string commit =
-      last_line(answer_of({"git", "-C", plan.settings.peers_dir, "describe", "--always", "--dirty",
-                           "--abbrev=40", "--exclude=*"}));
-  return {
-      {"compiler", DDP_COMPILER},
-      {"libtorch", DDP_TORCH_VERSION},
-      {"git_commit", commit},
-      {"launchers", plan.launchers},
-  };
-}
-
-ordered_json settings_facts(const Settings& settings) {
-  std::vector<std::string> command = {"bench"};
-  command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
-  return {
-      {"command", shell_line(command)},
-      {"repetitions", settings.most_repetitions()},
-      {"seed", settings.seed},
-      {"timeout_s", settings.timeout_s},
-      {"parity_tolerance", kParityTolerance},
-  };
-}
-
 }  // namespace
 
 void install_peers(Plan& plan, Session& session) {
@@ -100,9 +65,28 @@ void install_peers(Plan& plan, Session& session) {
 }
 
 void add_facts(const Plan& plan, Report& report) {
-  report.machine = machine_facts();
-  report.software = software_facts(plan);
-  report.settings = settings_facts(plan.settings);
+  const Settings& settings = plan.settings;
+  utsname kernel{};
+  uname(&kernel);
+  const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
+  report.machine = {
+      {"host", kernel.nodename}, {"cpu_model", value_of("/proc/cpuinfo", "model name")},
+      {"cores", count_cores()},  {"memory_mib", memory_kib / 1024},
+      {"gpus", gpu_names()},     {"kernel", kernel.release}};
+  const std::string commit =
+      last_line(answer_of({"git", "-C", settings.peers_dir, "describe", "--always", "--dirty",
+                           "--abbrev=40", "--exclude=*"}));
+  report.software = {{"compiler", DDP_COMPILER},
+                     {"libtorch", DDP_TORCH_VERSION},
+                     {"git_commit", commit},
+                     {"launchers", plan.launchers}};
+  std::vector<std::string> command = {"bench"};
+  command.insert(command.end(), settings.arguments.begin(), settings.arguments.end());
+  report.settings = {{"command", shell_line(command)},
+                     {"repetitions", settings.most_repetitions()},
+                     {"seed", settings.seed},
+                     {"timeout_s", settings.timeout_s},
+                     {"parity_tolerance", kParityTolerance}};
   report.not_run = plan.not_run;
 }
 

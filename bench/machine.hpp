@@ -3,7 +3,6 @@
 
 #include "bench/child.hpp"
 #include "bench/plan.hpp"
-#include "bench/record.hpp"
 
 namespace ddp::bench {
 

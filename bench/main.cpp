@@ -3,11 +3,8 @@
 #include <iostream>
 
 #include "bench/machine.hpp"
-#include "bench/plan.hpp"
 #include "bench/report.hpp"
 #include "bench/run.hpp"
-#include "bench/settings.hpp"
-#include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/launch/run_main.hpp"
 
@@ -58,12 +55,8 @@ void write(const Settings& settings, const Report& report) {
 
 ExitCode run(int argc, char** argv) {
   Plan plan = make_plan(parse_settings(argc, argv));
-  if (plan.settings.list_only) {
-    list_benchmarks(std::cout, plan);
-    return ExitCode::kDone;
-  }
-  if (plan.settings.dry_run) {
-    print_plan(std::cout, plan);
+  if (plan.settings.list_only || plan.settings.dry_run) {
+    plan.settings.list_only ? list_benchmarks(std::cout, plan) : print_plan(std::cout, plan);
     return ExitCode::kDone;
   }
   Report report = measure(plan);

@@ -16,7 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-/// Step of a rank.
 struct Row {
   double step_ms;
   std::int64_t end_ns;  ///< on the host's steady clock

@@ -7,8 +7,6 @@
 
 namespace ddp::bench {
 
-/// Metrics of a run of a program.
-///
 /// Note [The job's step]: a step of the job ends when the last rank ends it. It begins when the
 /// step before has ended, or when the first rank begins it, if that is later, as after an epoch. So
 /// no time is counted twice, and the steps add up to the wall time without time between epochs.

@@ -1,21 +1,16 @@
 #include "bench/report.hpp"
 
-#include <map>
-
 namespace ddp::bench {
 namespace {
 
 /// Ratio of samples per second, a / b, in each block with launches of both.
 std::vector<double> speed_ratios(const Run& a, const Run& b) {
-  std::map<int, double> b_ms;
-  for (const Repetition& repetition : b.repetitions) {
-    b_ms[repetition.block] = repetition.median_ms;
-  }
   const double batches = static_cast<double>(a.global_batch) / static_cast<double>(b.global_batch);
   std::vector<double> ratios;
   for (const Repetition& repetition : a.repetitions) {
-    if (const auto found = b_ms.find(repetition.block); found != b_ms.end()) {
-      ratios.push_back(batches * found->second / repetition.median_ms);
+    const auto other = std::ranges::find(b.repetitions, repetition.block, &Repetition::block);
+    if (other != b.repetitions.end()) {
+      ratios.push_back(batches * other->median_ms / repetition.median_ms);
     }
   }
   return ratios;
@@ -133,11 +128,7 @@ std::vector<Workload> workloads(const Report& report) {
     }
     const auto found = std::ranges::find_if(
         all, [&](const Workload& runs) { return same_work(*runs.front(), run); });
-    if (found == all.end()) {
-      all.push_back({&run});
-    } else {
-      found->push_back(&run);
-    }
+    (found == all.end() ? all.emplace_back() : *found).push_back(&run);
   }
   return all;
 }

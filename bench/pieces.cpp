@@ -6,7 +6,6 @@
 #include <set>
 
 #include "bench/command.hpp"
-#include "bench/statistics.hpp"
 #include "common/backends/traits.hpp"
 
 namespace ddp::bench {

@@ -12,9 +12,8 @@
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
 #include "common/backends/traits.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/process.hpp"
-#include "common/base/refuse.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp::bench {
@@ -107,7 +106,6 @@ bool by_name(const PlanRow& row, const Settings& settings) {
   return settings.by_name() && row.peers.empty();
 }
 
-/// True for a row that the command line asks for.
 bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
   const bool has_several = work.largest() > 1;
   if ((row.sizes == Sizes::kSeveral && !has_several) ||
@@ -223,7 +221,6 @@ void add_run(const PlanRow& row, const Work& work, const Launcher& launcher,
   }
 }
 
-/// Adds a row's runs.
 void expand(const PlanRow& row, const Work& work, Plan& plan) {
   const Settings& settings = plan.settings;
   if (!is_wanted(row, work, settings)) {

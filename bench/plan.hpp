@@ -2,11 +2,9 @@
 #pragma once
 
 #include <iosfwd>
-#include <map>
 
 #include "bench/catalog.hpp"
 #include "bench/record.hpp"
-#include "bench/settings.hpp"
 
 namespace ddp::bench {
 

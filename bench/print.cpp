@@ -21,8 +21,7 @@ void print_line(std::ostream& out, const std::string& line) {
   out << cut(line, kScreenWidth) << '\n';
 }
 
-/// Three significant digits, with at most four after the point: "0.0412", "1.23", "1230"; "-" for
-/// nothing.
+/// Three significant digits, at most four after the point: "0.0412", "1230"; "-" for nothing.
 std::string significant(std::optional<double> value) {
   if (!value) {
     return "-";
@@ -110,7 +109,6 @@ std::string dash_for_none(const std::string& name) {
   return name == "none" ? "-" : name;
 }
 
-/// Prints a text in lines that break between words.
 void print_wrapped(std::ostream& out, const std::string& first_indent, const std::string& text) {
   std::string line = first_indent;
   const std::string indent(first_indent.size(), ' ');
@@ -136,10 +134,8 @@ std::string title(const Run& run) {
 
 void print_speeds(std::ostream& out, const Workload& runs) {
   constexpr const char* kDescription = "  {:<{}} {:<8} {:<7} {:>5}";
-  std::size_t width = 0;
-  for (const Run* run : runs) {
-    width = std::max(width, run->program().size());
-  }
+  const auto length = [](const Run* run) { return run->program().size(); };
+  const std::size_t width = length(std::ranges::max(runs, {}, length));
   print_line(out, "");
   print_line(out, title(*runs.front()));
   print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +

@@ -4,15 +4,9 @@
 #include <cmath>
 #include <cstdio>
 
-#include "common/base/seconds_since.hpp"
+#include "common/base/patience.hpp"
 
 namespace ddp::bench {
-namespace {
-
-constexpr double kSecondsBetweenLines = 15;
-
-}  // namespace
-
 void Progress::begin(int runs) {
   runs_ = runs;
   done_ = 0;
@@ -20,6 +14,7 @@ void Progress::begin(int runs) {
 }
 
 void Progress::start(const std::string& what) {
+  constexpr double kSecondsBetweenLines = 15;
   if (runs_ == 0 || (!on_terminal_ && seconds_since(last_line_) < kSecondsBetweenLines)) {
     return;
   }

@@ -10,7 +10,6 @@ class Progress {
  public:
   /// @param runs number of launches; the estimate of the time left assumes equally long launches
   void begin(int runs);
-  /// @param what name of the current work
   void start(const std::string& what);
   void finish() { ++done_; }
   void clear() { line_.hide(); }

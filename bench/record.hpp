@@ -148,7 +148,6 @@ struct Sentence {
 };
 DDP_JSON_FIELDS(Sentence, code, runs, text)
 
-/// Missing part of a report, and the reason.
 struct NotRun {
   std::string what;
   std::string reason;

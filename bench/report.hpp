@@ -29,13 +29,11 @@ const Run* fastest_stage(
 ///   threads   the fastest ranks, and a single process with as many threads
 ///   peer      the fastest stage's run, and the best run of each framework and transport, on the
 ///             same cores with the same global batch; also with stages over that transport only
-/// A run with an error or without parity has no speed and is not compared.
 void pair(Report& report);
 
-/// Largest difference between equal commands of the kind of `run`, a factor >= 1: the farthest end
-/// of the controls' intervals, for the same model, scaling and device. There are two kinds, one
-/// process on one core, and several cores at work: ranks that wait for each other are disturbed far
-/// more. @return nothing without a control that has an interval
+/// Largest difference between equal commands, a factor >= 1: the farthest end of the intervals of
+/// controls with the same work. Runs on one core and on several are two kinds, because ranks that
+/// wait for each other are disturbed far more. @return nothing without an interval for this kind
 std::optional<double> control_factor(const Report& report, const Run& run);
 
 /// Sets `significant` in report.comparisons if the whole interval is farther from 1 than the
@@ -57,8 +55,7 @@ inline constexpr std::size_t kScreenWidth = 100;
 /// Prints at most 45 lines for the default plan. The line of a run without speed has the reason.
 void print(std::ostream& out, const Report& report);
 
-/// Writes a file with the report, its plots and the script that draws them. The page needs no
-/// network and no server.
+/// Writes a file with the report, its plots and their script, which needs no network or server.
 /// @param document JSON with the object "ddp_scaling"
 /// @throws Error naming the file
 void write_page(const std::string& file, const nlohmann::ordered_json& document);

@@ -10,15 +10,11 @@
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
 #include "bench/metrics.hpp"
-#include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {
 
-constexpr int kMaxAttempts = 3;  // for runs that end with exit code 75, "try again later"
-
-/// What a launch ended with.
 struct Outcome {
   Metrics metrics;
   std::string error;  ///< empty: none
@@ -28,8 +24,8 @@ struct Outcome {
   std::optional<GpuUsage> gpu;
 };
 
-/// Runs the command, again if it ends with exit code 75. The folder is empty before each
-/// attempt, so that files of another run cannot be read by mistake.
+/// Runs the command, up to three times while it ends with exit code 75, "try again later". The
+/// folder is empty before each attempt, so that files of another run cannot be read by mistake.
 ChildResult run_command(const PlannedRun& planned, const Length& length, const Plan& plan,
                         const std::string& folder, Session& session) {
   Command command = {.argv = command_line(planned, plan, length, folder),
@@ -42,7 +38,7 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
   session.progress.start(planned.run.name);
   session.gpus.watch(0, planned.run.device == "cpu" ? 0 : planned.run.world_size);
   ChildResult child;
-  for (int attempt = 1; attempt <= kMaxAttempts; ++attempt) {
+  for (int attempt = 1; attempt <= 3; ++attempt) {
     std::filesystem::remove_all(folder);
     std::filesystem::create_directory(folder);
     session.gpus.take();
@@ -142,18 +138,6 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
   }
 }
 
-/// Takes the last `timed_steps` steps.
-Repetition make_repetition(const Outcome& outcome, int block, std::int64_t timed_steps) {
-  const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
-  Repetition repetition;
-  repetition.block = block;
-  repetition.started = outcome.started;
-  repetition.samples_ms.assign(steps_ms.end() - timed_steps, steps_ms.end());
-  repetition.median_ms = median(repetition.samples_ms).value();
-  repetition.startup_ms = outcome.startup_ms;
-  return repetition;
-}
-
 void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& session, Run& run) {
   const Length length = timed_length(planned, plan.settings);
   const Outcome outcome = run_once(planned, length, plan, session);
@@ -164,23 +148,29 @@ void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& 
     set_error(run, outcome.error, session);
     return;
   }
-  run.repetitions.push_back(make_repetition(outcome, block, length.timed_steps));
+  const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
+  const std::vector<double> timed_ms(steps_ms.end() - length.timed_steps, steps_ms.end());
+  run.repetitions.push_back({.block = block,
+                             .started = outcome.started,
+                             .samples_ms = timed_ms,
+                             .median_ms = median(timed_ms).value(),
+                             .no_comm_median_ms = std::nullopt,
+                             .startup_ms = outcome.startup_ms});
   run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), outcome.metrics.peak_rss_mib);
   run.gpu = outcome.gpu;
 }
 
 /// Copies the times of runs without communication to all runs with the same computation.
 void hand_over_without_communication(std::vector<Run>& runs) {
-  for (std::size_t i = 0; i < runs.size(); ++i) {
+  for (const Run& without : runs) {
     for (Run& run : runs) {
-      if (runs[i].kind != kNoCommunication || !compute_the_same(run, runs[i])) {
+      if (without.kind != kNoCommunication || !compute_the_same(run, without)) {
         continue;
       }
-      for (const Repetition& without : runs[i].repetitions) {
-        for (Repetition& repetition : run.repetitions) {
-          if (repetition.block == without.block) {
-            repetition.no_comm_median_ms = without.median_ms;
-          }
+      for (Repetition& own : run.repetitions) {
+        const auto other = std::ranges::find(without.repetitions, own.block, &Repetition::block);
+        if (other != without.repetitions.end()) {
+          own.no_comm_median_ms = other->median_ms;
         }
       }
     }
@@ -190,11 +180,9 @@ void hand_over_without_communication(std::vector<Run>& runs) {
 }  // namespace
 
 int count_launches(const Plan& plan) {
-  int launches = 0;
-  for (const PlannedRun& planned : plan.runs) {
-    launches += planned.repetitions + (planned.original.empty() ? 1 : 0);
-  }
-  return launches;
+  return std::accumulate(plan.runs.begin(), plan.runs.end(), 0, [](int sum, const auto& planned) {
+    return sum + planned.repetitions + (planned.original.empty() ? 1 : 0);
+  });
 }
 
 void run_plan(const Plan& plan, Session& session, Report& report) {
@@ -217,8 +205,7 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
   report.partial = session.interrupts.requested();
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].kind == kNoCommunication) {
-      const Run* const original = report.find(plan.runs[i].original);  // it comes before
-      if (runs[i].error && !original->error) {
+      if (runs[i].error && !report.find(plan.runs[i].original)->error) {  // it comes before
         report.not_run.push_back({runs[i].name, *runs[i].error});
       }
       continue;

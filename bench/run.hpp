@@ -3,7 +3,6 @@
 
 #include "bench/child.hpp"
 #include "bench/plan.hpp"
-#include "bench/record.hpp"
 
 namespace ddp::bench {
 
@@ -11,9 +10,8 @@ namespace ddp::bench {
 int count_launches(const Plan& plan);
 
 /// Fills report.runs. First every command trains once with the same data, seed and global batch. If
-/// it does not end on stage 01's weights, it gets an error and is not timed. Then come blocks of
-/// timed runs. In each block every command runs once, in a random order from the seed. Two runs of
-/// a block are close together in time, and make a pair. An interrupt leaves a partial report.
+/// it does not end on stage 01's weights, it gets an error and is not timed. Then come blocks,
+/// each of all commands in a random order from the seed. An interrupt leaves a partial report.
 void run_plan(const Plan& plan, Session& session, Report& report);
 
 /// Number of calls of bench_micro in measure_pieces(): three (with a single repetition one) for

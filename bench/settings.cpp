@@ -7,12 +7,10 @@
 #include "bench/launchers.hpp"
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kDescription =
     "Runs the stages at several world sizes, checks that they train alike at first, measures them\n"
@@ -60,6 +58,8 @@ void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target,
 
 void add_what_is_compared(OptionGroup group, Settings& settings) {
   const std::vector<std::string> kMeasured = {kShm, kGloo, kMpi, kNccl};
+  std::vector<std::string> known_launchers;
+  std::ranges::transform(launchers(), std::back_inserter(known_launchers), &Launcher::name);
   add_names(group, "--stages", settings.stages, {},
             "programs, or numbers of stages: 03 is stage 03 without\n"
             "03_ddp_spawn_fused. 01 always takes part");
@@ -69,9 +69,8 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_names(group, "--backends", settings.backends, kMeasured,
             fmt::format("{} (default: {} and some {} on CPUs,\n{} on GPUs)",
                         fmt::join(kMeasured, ", "), kShm, kGloo, kNccl));
-  add_names(
-      group, "--launchers", settings.launchers, names_of(launchers()),
-      fmt::format("{} (default: all that are installed)", fmt::join(names_of(launchers()), ", ")));
+  add_names(group, "--launchers", settings.launchers, known_launchers,
+            fmt::format("{} (default: all that are installed)", fmt::join(known_launchers, ", ")));
   add_names(group, "--models", settings.models, {"T", "S", "M", "L"},
             "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
             "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
@@ -177,7 +176,7 @@ std::vector<std::string> with_json_file(const Settings& settings) {
 
 Settings parse_settings(int argc, const char* const* argv) {
   Settings settings;
-  settings.stage_dir = fs::read_symlink("/proc/self/exe").parent_path().string();
+  settings.stage_dir = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   settings.peers_dir = DDP_PEERS_DIR;
   settings.arguments.assign(argv + 1, argv + argc);
   CommandLine line("bench", kDescription,

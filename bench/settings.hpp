@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,14 +12,6 @@ namespace ddp::bench {
 template <typename T>
 bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
   return std::ranges::find(list, value) != list.end();
-}
-
-/// Names of the rows of a table.
-template <typename Row>
-std::vector<std::string> names_of(const std::vector<Row>& rows) {
-  std::vector<std::string> names;
-  std::ranges::transform(rows, std::back_inserter(names), &Row::name);
-  return names;
 }
 
 struct Settings {
@@ -62,8 +53,7 @@ struct Settings {
 };
 
 /// Dashes and underscores in names of options are equal.
-/// @throws HelpPrinted after --help and --version
-/// @throws UsageError in one line
+/// @throws HelpPrinted after --help and --version, UsageError in one line
 Settings parse_settings(int argc, const char* const* argv);
 
 }  // namespace ddp::bench

@@ -17,9 +17,8 @@ std::size_t means_outside(std::size_t n) {
     }
     share_with_sum = std::move(next);
   }
-  constexpr double kEachSide = 0.025;
   std::size_t sum = 0;
-  for (double share = share_with_sum[0]; share + share_with_sum[sum + 1] <= kEachSide; ++sum) {
+  for (double share = share_with_sum[0]; share + share_with_sum[sum + 1] <= 0.025; ++sum) {
     share += share_with_sum[sum + 1];
   }
   return sum;
@@ -28,9 +27,7 @@ std::size_t means_outside(std::size_t n) {
 }  // namespace
 
 Distribution summarize(const std::vector<double>& values) {
-  Distribution result;
-  result.n = values.size();
-  result.median = median(values);
+  Distribution result = {.median = median(values), .p10 = {}, .p90 = {}, .n = values.size()};
   if (values.size() >= kMinSamplesForSpread) {
     result.p10 = percentile(values, 0.10);
     result.p90 = percentile(values, 0.90);

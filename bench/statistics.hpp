@@ -15,7 +15,6 @@ inline constexpr std::size_t kMinPairsForInterval = 6;
 inline constexpr double kParityTolerance = 1e-4;
 
 /// Median and percentiles. Without samples, or with a sample that is not finite, only `n` is set.
-/// Fewer than kMinSamplesForSpread samples have only a median.
 struct Distribution {
   std::optional<double> median;
   std::optional<double> p10;
@@ -41,12 +40,11 @@ struct PairedEstimate {
 /// Hodges and Lehmann's estimate, the median of the means of all pairs of values, pairs of a value
 /// with itself included, and its 95 % interval by Wilcoxon's signed ranks. They only assume a
 /// symmetric distribution. If a launch in six takes twice as long, they change little.
-/// tests/statistics_test.cpp counts how often the interval holds the true value.
+/// tests/bench/statistics_test.cpp counts how often the interval holds the true value.
 /// @return nothing for no values or for a value that is not finite
 std::optional<PairedEstimate> paired_difference(const std::vector<double>& differences);
 
-/// The same for ratios, by their logarithms.
-/// @return nothing for no ratios or for a ratio that is not a positive number
+/// The same for ratios, by their logarithms; nothing for a ratio that is not a positive number.
 std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios);
 
 /// |moved - reference| <= kParityTolerance * |reference|; false if either is not a number.

@@ -1,7 +1,5 @@
 # Finds LibTorch without its own CMake package, which stops when there is no CUDA toolkit even for a CPU program.
-#
 #   LIBTORCH (cache or environment)   folder with include/ and lib/; default: the wheel in .venv
-#
 # Defines LibTorch_VERSION, LibTorch_CUDA_VERSION_MAJOR (0 without CUDA) and the target LibTorch::cpu. LibTorch::cuda is defined too if
 # libtorch_cuda.so and the headers of CUDA and NCCL are found, in the toolkit or in the NVIDIA wheels next to torch. nvcc is never needed:
 # the suite has no kernels of its own.
@@ -11,30 +9,26 @@ if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
 endif()
 set(LIBTORCH "${LIBTORCH}" CACHE PATH "LibTorch to use instead of the wheel in .venv")
 
-if(LIBTORCH)
-  set(_libtorch_root "${LIBTORCH}")
-else()
+set(_libtorch_root "${LIBTORCH}")
+if(NOT LIBTORCH)
   file(GLOB _libtorch_root "${PROJECT_SOURCE_DIR}/.venv/lib/python3.*/site-packages/torch")
 endif()
 
-find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/Backend.hpp
-          HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
+find_path(LibTorch_INCLUDE_DIR torch/csrc/distributed/c10d/Backend.hpp HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
 # LibTorch's copy of fmt, which common/fmt.cpp compiles.
 find_path(LibTorch_FMT_INCLUDE_DIR fmt/format-inl.h HINTS ${_libtorch_root} PATH_SUFFIXES include NO_DEFAULT_PATH)
 find_library(LibTorch_CPU_LIBRARY torch_cpu HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
 find_library(LibTorch_C10_LIBRARY c10 HINTS ${_libtorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
 
-if(LibTorch_INCLUDE_DIR)
-  set(_version_header "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
-  if(EXISTS "${_version_header}")
-    foreach(_part MAJOR MINOR PATCH)
-      file(STRINGS "${_version_header}" _line REGEX "define TORCH_VERSION_${_part} ")
-      string(REGEX MATCH "[0-9]+$" _number "${_line}")
-      list(APPEND _version_parts "${_number}")
-    endforeach()
-    list(JOIN _version_parts "." LibTorch_VERSION)
-    unset(_version_parts)
-  endif()
+set(_version_header "${LibTorch_INCLUDE_DIR}/torch/headeronly/version.h")
+if(EXISTS "${_version_header}")
+  foreach(_part MAJOR MINOR PATCH)
+    file(STRINGS "${_version_header}" _line REGEX "define TORCH_VERSION_${_part} ")
+    string(REGEX MATCH "[0-9]+$" _number "${_line}")
+    list(APPEND _version_parts "${_number}")
+  endforeach()
+  list(JOIN _version_parts "." LibTorch_VERSION)
+  unset(_version_parts)
 endif()
 
 include(FindPackageHandleStandardArgs)
@@ -45,8 +39,7 @@ find_package_handle_standard_args(LibTorch
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   add_library(LibTorch::cpu INTERFACE IMPORTED)
-  target_include_directories(LibTorch::cpu SYSTEM INTERFACE
-    "${LibTorch_INCLUDE_DIR}" "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
+  target_include_directories(LibTorch::cpu SYSTEM INTERFACE "${LibTorch_INCLUDE_DIR}" "${LibTorch_INCLUDE_DIR}/torch/csrc/api/include")
   # Without these c10d's headers are empty.
   target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(LibTorch::cpu INTERFACE "${LibTorch_CPU_LIBRARY}" "${LibTorch_C10_LIBRARY}")
@@ -97,5 +90,4 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
       -Wl,--no-as-needed "${LibTorch_CUDA_LIBRARY}" "${LibTorch_C10_CUDA_LIBRARY}" -Wl,--as-needed)
   endif()
 endif()
-mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY
-                 LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)
+mark_as_advanced(LibTorch_INCLUDE_DIR LibTorch_CPU_LIBRARY LibTorch_C10_LIBRARY LibTorch_CUDA_LIBRARY LibTorch_C10_CUDA_LIBRARY)

@@ -35,7 +35,6 @@ if(DDP_WARNINGS_AS_ERRORS)
   target_compile_options(ddp_warnings INTERFACE -Werror)
 endif()
 
-# add_stage(<program> <main.cpp>): one tutorial program in build/bin.
 function(add_stage program source)
   add_executable(${program} ${source})
   target_link_libraries(${program} PRIVATE ddp_common ddp_warnings)

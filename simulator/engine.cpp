@@ -8,8 +8,8 @@
 #include <set>
 #include <thread>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 #include "simulator/simulator.hpp"
 
 namespace ddp::sim {
@@ -288,8 +288,14 @@ Engine& current() {
   return *engine;
 }
 
-Handle start(const Operation& operation, int64_t bytes, const std::string& name, int root = 0) {
-  return current().start({.operation = &operation, .bytes = bytes, .other = root, .name = name});
+Handle start(const Operation& operation, int64_t bytes, const std::string& name, int other = 0,
+             std::vector<float> values = {}, std::span<float> target = {}) {
+  return current().start({.operation = &operation,
+                          .bytes = bytes,
+                          .other = other,
+                          .name = name,
+                          .values = std::move(values),
+                          .target = target});
 }
 
 }  // namespace
@@ -325,18 +331,11 @@ Handle barrier() {
   return start(kBarrier, 0, "barrier");
 }
 Handle send(int to, std::span<const float> values) {
-  return current().start({.operation = &kSend,
-                          .bytes = static_cast<int64_t>(values.size_bytes()),
-                          .other = to,
-                          .name = "message",
-                          .values = {values.begin(), values.end()}});
+  return start(kSend, static_cast<int64_t>(values.size_bytes()), "message", to,
+               {values.begin(), values.end()});
 }
 Handle recv(int from, std::span<float> values) {
-  return current().start({.operation = &kRecv,
-                          .bytes = static_cast<int64_t>(values.size_bytes()),
-                          .other = from,
-                          .name = "message",
-                          .target = values});
+  return start(kRecv, static_cast<int64_t>(values.size_bytes()), "message", from, {}, values);
 }
 void wait(Handle handle) {
   current().wait(*handle.call);

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "common/base/command_line.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 #include "common/launch/run_main.hpp"
 #include "simulator/simulator.hpp"
 
@@ -23,8 +23,7 @@ struct SimulatorOptions {
 };
 
 SimulatorOptions parse(int argc, char** argv, int nprocs) {
-  SimulatorOptions options;
-  options.nprocs = nprocs;
+  SimulatorOptions options{nprocs, {}, {}};
   CommandLine line(program_name(), "Simulates a schedule of ranks: docs/learn/simulator.md.",
                    program_name() + " " DDP_VERSION,
                    "Exit codes: 0 targets met, 1 target missed or rank failed, 2 usage.", 36);

@@ -82,18 +82,15 @@ struct Simulation {
   std::vector<std::string> complaints;  ///< failed checks, and handles without wait()
 };
 
-/// Runs `rank` once for each of `nprocs` ranks.
-/// @param parameters from --set @throws UsageError for a parameter that the program does not have
-/// @throws Error (1) "deadlock at ...", naming the call that each rank waits for; or the exception
-/// of a rank
+/// Runs `rank` once for each of `nprocs` ranks. @param parameters from --set
+/// @throws UsageError for a parameter that the program does not have, Error (1) "deadlock at ...",
+/// naming the call that each rank waits for, or the exception of a rank
 Simulation run_ranks(const std::function<void()>& rank, int nprocs, const Network& network,
                      const std::map<std::string, double>& parameters = {});
 
 /// main() of a simulated program: reads the command line (see --help), runs the ranks, draws their
-/// lanes and checks the targets.
-/// @param nprocs number of ranks without --nprocs
-/// @return 0 if every target is met, 1 if a target is missed or a rank failed, 2 for a mistake on
-/// the command line
+/// lanes and checks the targets. @param nprocs number of ranks without --nprocs
+/// @return 0 if every target is met, 1 if a target is missed or a rank failed, 2 for usage
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets = {}, int nprocs = 2);
 

@@ -16,8 +16,7 @@ struct Target {
 
   /// Compares with a tolerance of 1e-12, because sums in another order round differently.
   bool is_met(const Simulation& simulation) const;
-  /// "step_us <= 900"
-  std::string text() const;
+  std::string text() const;  ///< "step_us <= 900"
 };
 
 /// Number of a finished run: the largest value of the ranks.

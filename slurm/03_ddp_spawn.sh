@@ -3,8 +3,7 @@
 #   sbatch slurm/03_ddp_spawn.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/03_ddp_spawn.sh 50 10 --dataset digits
 #SBATCH --job-name=03_ddp_spawn --output=03_ddp_spawn-%j.out --open-mode=append
-#SBATCH --requeue --signal=B:USR1@90
-#SBATCH --nodes=1 --ntasks-per-node=2
+#SBATCH --requeue --signal=B:USR1@90 --nodes=1 --ntasks-per-node=2
 stage=03_ddp_spawn
 (($# > 0)) || set -- 50 10
 # With GPUs the program counts them itself.

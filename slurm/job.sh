@@ -7,10 +7,7 @@ set -euo pipefail
 
 name=${1:-job.sh} name=${name##*/}
 say() { printf '%s: %s\n' "$name" "$*" >&2 || true; } # on a full disk too
-die() {
-    say "error: $*"
-    exit 2
-}
+die() { say "error: $*" && exit 2; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || die "SLURM_JOB_ID is not set, expected a Slurm job: sbatch slurm/$name.sh"
 (($#)) || die "got no command, expected sbatch slurm/job.sh COMMAND..."
@@ -32,8 +29,7 @@ tasks=${SLURM_NTASKS:-$((nodes * per_node))}
 # A task that fails ends the other tasks. If a task ends early, the others have a minute.
 step=(srun --kill-on-bad-exit=1 --wait=60)
 if ((gpus > 0)); then
-    per_node=$gpus
-    tasks=$((nodes * gpus))
+    per_node=$gpus tasks=$((nodes * gpus))
     step+=("--ntasks=$tasks" "--ntasks-per-node=$per_node")
 fi
 
@@ -96,8 +92,7 @@ trap 'forward TERM' TERM
 "$@" &
 child=$!
 while :; do
-    forwarded=0
-    code=0
+    forwarded=0 code=0
     wait "$child" || code=$?
     ((forwarded)) || break # a forwarded signal ends `wait` early
 done

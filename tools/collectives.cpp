@@ -1,6 +1,4 @@
-// collectives - runs a collective over a few ranks and prints every rank's tensor before and after
-// it.
-//
+// collectives - runs a collective and prints every rank's tensor before and after it.
 //   run:  build/bin/collectives all_reduce --nprocs 3
 #include <fmt/ranges.h>
 
@@ -10,7 +8,7 @@
 
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/meet/launchers.hpp"
@@ -20,7 +18,6 @@ namespace ddp {
 namespace {
 
 constexpr int kMaxRanks = 16;  // a terminal has room for their tensors
-constexpr int64_t kMaxSize = 64;
 
 struct Operation {
   const char* name;
@@ -191,7 +188,7 @@ CommandOptions parse_command_line(int argc, char** argv) {
             "number of ranks; a launcher gives its own number");
   group.add("--backend", takes::choice(options.backend, {"auto", kShm, kGloo, kMpi}),
             "library for the collective; auto: as in the stages, or gloo if only gloo has it");
-  group.add("--size", takes::integer(options.size, int64_t{1}, kMaxSize),
+  group.add("--size", takes::integer(options.size, int64_t{1}, int64_t{64}),
             "elements of a rank's tensor, or of each part of it");
   group.add("--root", takes::integer(options.root, 0, kMaxRanks - 1),
             "rank that sends or receives, " + for_collectives_with("{root}"));
@@ -268,10 +265,9 @@ std::string report(const CommandOptions& options, const std::string& backend,
     text += fmt::format("{:<4}  {:<{}}  {}\n", row == 0 ? "rank" : std::to_string(row - 1),
                         before[row], width, after[row]);
   }
-  const std::string expected =
-      fmt::format(fmt::runtime(collective.expected), fmt::arg("root", options.root),
-                  fmt::arg("op", options.op));
-  return fmt::format("{}\n{}\n", text, expected);
+  return fmt::format("{}\n{}\n", text,
+                     fmt::format(fmt::runtime(collective.expected), fmt::arg("root", options.root),
+                                 fmt::arg("op", options.op)));
 }
 
 void run_rank(const CommandOptions& options, const LaunchEnvironment& environment) {

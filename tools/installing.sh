@@ -8,10 +8,8 @@ say() { printf '==> %s\n' "$*"; }
 
 # die CODE MESSAGE: the message has the name of the script, setup or install.sh, in front.
 die() {
-    local code=$1
-    shift
-    printf '%s: %s\n' "$program" "$*" >&2
-    exit "$code"
+    printf '%s: %s\n' "$program" "${*:2}" >&2
+    exit "$1"
 }
 
 # lock DESCRIPTOR MESSAGE: one installation at a time, if the file system has locks. Says the message where it waits.

@@ -128,8 +128,7 @@ def run_pages(chosen):
             for block in CONSOLE.findall(page.read_text()):
                 for command, expected in commands(block):
                     if command not in printed:
-                        on_cpu = command.replace("CUDA_VISIBLE_DEVICES=$node ", "")
-                        printed[command] = run(on_cpu, folder, environment)
+                        printed[command] = run(command.replace("CUDA_VISIBLE_DEVICES=$node ", ""), folder, environment)
                     code, output = printed[command]
                     wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else differences(expected, output.splitlines())
                     print(f"{'FAILED' if wrong else 'ok    '} {page.relative_to(ROOT)}: {command}", flush=True)
@@ -144,11 +143,9 @@ def anchors(page):
 
 def wrong_links(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)]+)\)", text):
+    for link in re.findall(r"\]\((?!https://)([^)]+)\)", text):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if link.startswith("https://"):
-            continue
         if not target.exists():
             yield f"{page.relative_to(ROOT)}: {link}: there is no such file"
         elif anchor and anchor not in anchors(target):
@@ -188,8 +185,7 @@ def rewrite(update, tool, description, arguments=None, other_complaints=list):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="PAGE", help="default: all")
-    options = parser.parse_args(arguments)
-    chosen, helps = [page.resolve() for page in options.pages] or pages(), {}
+    chosen, helps = [page.resolve() for page in parser.parse_args(arguments).pages] or pages(), {}
     complaints = [complaint for page in chosen for complaint in (*wrong_links(page), *unknown_options(page, helps))]
     # tests/docs/exercises_test.py runs the commands of the exercises.
     complaints += run_pages([page for page in chosen if page.parent.name != "exercises"])

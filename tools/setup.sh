@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Sets up this checkout: system packages, LibTorch in .venv/, the release build in build/.
-#
 #   tools/setup.sh [bench|all]
-#
 # bench: the stages and the benchmark, for ./bench/run.sh. all (the default): also the tests and their packages.
 # Steps that are already done are skipped, so a second run takes seconds.
 # LIBTORCH=/path uses an existing LibTorch instead of .venv/.
@@ -21,8 +19,7 @@ packages=(
     openmpi-bin
 )
 requirements=(requirements.txt)
-target=benchmark
-tests=OFF
+target=benchmark tests=OFF
 case ${1:-all} in
     bench) ;;
     all)
@@ -33,15 +30,11 @@ case ${1:-all} in
             slurm-wlm debootstrap iproute2
         )
         requirements+=(tests/requirements.txt)
-        target=all
-        tests=ON
+        target=all tests=ON
         ;;
-    *)
-        die 2 "got \"$1\", expected bench or all"
-        ;;
+    *) die 2 "got \"$1\", expected bench or all" ;;
 esac
-# Disk space to install .venv/: 5 GB, and the downloads.
-venv_mb=8000
+venv_mb=8000 # disk space to install .venv/: 5 GB, and the downloads
 
 caller_dir=$PWD
 root=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -111,7 +104,7 @@ sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null; then
 wanted_stamp() { printf '%s\n' "$venv" && sha256sum "${requirements[@]}"; }
 
 install_venv() {
-    local python free file arguments=()
+    local python free
     # The stamp has the path, because scripts in .venv/bin have it too: a moved checkout needs a new .venv.
     if [[ -e $stamp ]] && grep -qxF "$venv" "$stamp" && "$venv/bin/python" -I -c 'import pip' 2>/dev/null; then
         if [[ -z $(wanted_stamp | grep -vxFf "$stamp" || true) ]]; then
@@ -136,13 +129,10 @@ install_venv() {
         "$python" -I -m venv "$venv" || die 1 "$python could not create $venv (its reason stands above)"
     fi
 
-    for file in "${requirements[@]}"; do
-        arguments+=(--requirement "$file")
-    done
     [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
     # --no-compile: few of torch's seven thousand Python files are used.
-    pip_install "$venv" --no-compile "${arguments[@]}" || {
+    pip_install "$venv" --no-compile "${requirements[@]/#/--requirement=}" || {
         # After a failure, for example without network, the old installation still works.
         [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"

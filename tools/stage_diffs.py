@@ -18,7 +18,6 @@ MAX_LINES = 70
 DIFFS = [(f"{after}.cpp", f"{before}.cpp", int(budget) if budget else None) for after, changes, *_ in table_rows("stages.list") if changes != "-"
          for before, _, budget in (change.partition(":") for change in changes.split(","))]
 BUILDS_ON = {after: before for after, before, _ in reversed(DIFFS)}  # the first counts
-NOT_IN_A_STAGE = re.compile(r"^\s*#\s*(if|el|endif)")
 HUNK = re.compile(r"(<!-- hunk (\S+\.cpp)(, new lines)?: (.+?) -->\n)(?:```diff\n.*?```\n)?", re.DOTALL)
 EXCERPT = re.compile(r"<!-- excerpt (\S+) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 
@@ -27,13 +26,9 @@ def lines_of(path):
     return (ROOT / path).read_text().splitlines()
 
 
-def is_code(line):
-    return bool(line.strip()) and not line.strip().startswith("//")
-
-
 def changed_code_lines(after, before):
     diff = list(difflib.unified_diff(lines_of(before), lines_of(after), n=0, lineterm=""))[2:]
-    return sum(1 for line in diff if line[0] in "+-" and is_code(line[1:]))
+    return sum(1 for line in diff if line[0] in "+-" and line[1:].strip()[:2] not in ("", "//"))
 
 
 def hunks(after):
@@ -92,7 +87,7 @@ def wrong_stages():
         if len(lines) > MAX_LINES:
             complaints.append(f"{name}: {len(lines)} non-blank lines, expected at most {MAX_LINES}")
         complaints += [f"{name}: {line.strip()}: expected no '{match[0].strip()}' in a stage" for line in lines
-                       if (match := NOT_IN_A_STAGE.search(line))]
+                       if (match := re.match(r"\s*#\s*(if|el|endif)", line))]
     return complaints
 
 

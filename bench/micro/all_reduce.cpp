@@ -5,14 +5,13 @@
 namespace ddp::micro {
 
 Piece all_reduce_piece(const ProcessGroup& group, int64_t bytes) {
-  constexpr int64_t kPattern = 61;
   constexpr int64_t kSize = 160;  // about a tenth of a millisecond on one core
   const torch::Tensor values =
       group.allocate(bytes / static_cast<int64_t>(sizeof(float)), torch::kFloat32);
   // Small whole numbers that differ between elements and between ranks. Their sum is exact in any
   // order, and different faults give different sums.
   const int64_t ranks = group.world_size();
-  const torch::Tensor pattern = torch::arange(values.numel(), values.options()) % kPattern;
+  const torch::Tensor pattern = torch::arange(values.numel(), values.options()) % 61;
   const torch::Tensor own = pattern + (group.rank() + 1);
   const torch::Tensor sum = pattern * ranks + ranks * (ranks + 1) / 2;
   const torch::Tensor factor = torch::ones({kSize, kSize}, values.options());

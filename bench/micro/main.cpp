@@ -1,18 +1,13 @@
-// bench_micro: Google Benchmark for all-reduces and for the pieces of a training step, with several
-// ranks at work at the same time.
+// bench_micro: Google Benchmark for all-reduces and the pieces of a step, with all ranks at once.
 
-#include "bench/micro/options.hpp"
-#include "bench/micro/ranks.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/device/device.hpp"
-#include "common/launch/run_main.hpp"
 #include "common/launch/spawn.hpp"
 
 namespace ddp::micro {
 namespace {
 
-/// @throws UsageError naming the first flag that Google Benchmark does not know
 void initialize(const MicroOptions& options, bool reports) {
   static std::vector<std::string> arguments;  // Google Benchmark keeps a pointer to the first
   arguments = {options.stage.program};
@@ -21,9 +16,8 @@ void initialize(const MicroOptions& options, bool reports) {
                          return reports || !flag.starts_with("--benchmark_out=");
                        });
   std::vector<char*> argv;
-  for (std::string& argument : arguments) {
-    argv.push_back(argument.data());
-  }
+  std::ranges::transform(arguments, std::back_inserter(argv),
+                         [](std::string& argument) { return argument.data(); });
   int count = static_cast<int>(argv.size());
   argv.push_back(nullptr);
   benchmark::Initialize(&count, argv.data());
@@ -43,11 +37,10 @@ void check_world(const MicroOptions& options, int size, const std::string& launc
 }
 
 int run(int argc, char** argv, std::string& who) {
-  constexpr int kDefaultProcesses = 2;
   const MicroOptions options = parse_micro_options(argc, argv);
   const LaunchEnvironment launch = read_launch_environment();
   const bool is_alone = launch.launcher == "none";
-  const int size = is_alone ? options.stage.nprocs.value_or(kDefaultProcesses) : launch.world_size;
+  const int size = is_alone ? options.stage.nprocs.value_or(2) : launch.world_size;
   who = name_of_rank(launch);
   initialize(options, launch.rank == 0);
   check_world(options, size, launch.launcher);

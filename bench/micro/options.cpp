@@ -1,14 +1,12 @@
 #include "bench/micro/options.hpp"
 
 #include "common/base/command_line.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
-constexpr int64_t kMaxBytes = int64_t{8} << 30;
-constexpr double kMaxSeconds = 3600;
 
 constexpr const char* kFooter =
     "Google Benchmark's own flags work too (--benchmark_out=FILE, --benchmark_filter=REGEX, ...).\n"
@@ -18,7 +16,7 @@ constexpr const char* kFooter =
 std::vector<int64_t> parse_bytes(const std::string& name, const std::string& text) {
   std::vector<int64_t> sizes;
   for (const std::string& part : split(text)) {
-    sizes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, kMaxBytes));
+    sizes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, int64_t{8} << 30));
     if (sizes.back() % kFloatBytes != 0) {
       refuse("{}: got {}, expected a multiple of 4 (float32)", name, quote(part));
     }
@@ -50,8 +48,7 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
   how.add("--device", {"auto, cpu or cuda", "", "auto", forward}, "device of the ranks");
   how.add("--threads", {"N", "", "1", forward}, "CPU threads of each rank");
   how.add("--min-seconds,--benchmark-min-time",
-          takes::positive(options.min_seconds, "SECONDS", kMaxSeconds),
-          "minimum time of each benchmark");
+          takes::positive(options.min_seconds, "SECONDS", 3600), "minimum time of each benchmark");
   how.add("--timeout", {"SECONDS", "", "600", forward},
           "limit for the rendezvous and each collective");
 }
@@ -102,9 +99,8 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
   line.parse(std::move(own));
   check_together(line, options);
   std::vector<const char*> arguments;
-  for (const std::string& argument : for_stage) {
-    arguments.push_back(argument.c_str());
-  }
+  std::ranges::transform(for_stage, std::back_inserter(arguments),
+                         [](const std::string& argument) { return argument.c_str(); });
   options.stage =
       parse_options(static_cast<int>(arguments.size()), arguments.data(), StartedBy::kProgram);
   return options;

@@ -15,8 +15,7 @@ struct MicroOptions {
 };
 
 /// Dashes and underscores in option names are equal.
-/// @throws HelpPrinted after --help and --version
-/// @throws UsageError naming the option
+/// @throws HelpPrinted after --help and --version, UsageError naming the option
 MicroOptions parse_micro_options(int argc, const char* const* argv);
 
 }  // namespace ddp::micro

@@ -1,7 +1,6 @@
 
 #include "bench/micro/bare_products.hpp"
 #include "bench/micro/suites.hpp"
-#include "common/data/data_loader.hpp"
 #include "common/data/dataset.hpp"
 #include "common/model/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"
@@ -167,9 +166,8 @@ class Step {
 }  // namespace
 
 void run_pieces(const MicroOptions& micro_options, const Ranks& ranks) {
-  constexpr int64_t kStepsPerEpoch = 16;  // as in the runs of bench
   Options options = micro_options.stage;
-  options.dataset_size = kStepsPerEpoch * options.batch_size * ranks.size();
+  options.dataset_size = 16 * options.batch_size * ranks.size();  // 16 steps, as in bench's epochs
   Step step(options, ranks);
   const auto add = [&](const std::string& name, const Piece& piece) {
     add_benchmark(name, benchmark::kMillisecond, ranks, [piece](auto&) { return piece; });

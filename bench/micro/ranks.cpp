@@ -7,7 +7,7 @@
 
 #include "bench/statistics.hpp"
 #include "common/base/exit_codes.hpp"
-#include "common/base/seconds_since.hpp"
+#include "common/base/patience.hpp"
 #include "common/device/device.hpp"
 
 namespace ddp::micro {
@@ -19,7 +19,6 @@ using Clock = std::chrono::steady_clock;
 /// moment a little later and start then. By that time the backend's threads sleep again, as they do
 /// when a step's gradients are ready.
 void Ranks::line_up() const {
-  constexpr auto kLater = std::chrono::microseconds(100);
   synchronize(device_);
   if (size() == 1) {
     return;
@@ -31,7 +30,7 @@ void Ranks::line_up() const {
   const int64_t now = Clock::now().time_since_epoch().count();
   const torch::Tensor own = torch::full({1}, now, torch::dtype(torch::kInt64).device(device_));
   const Clock::duration last(group_.all_gather(own).max().item<int64_t>());
-  while (Clock::now().time_since_epoch() < last + kLater) {
+  while (Clock::now().time_since_epoch() < last + std::chrono::microseconds(100)) {
     std::this_thread::yield();
   }
 }
@@ -89,8 +88,6 @@ void Ranks::agree_that_right(const Piece& piece) const {
 
 double Ranks::measure(const Piece& piece) const {
   constexpr int64_t kWarmups = 5;
-  constexpr double kFewest = 10;
-  constexpr double kMost = 10'000;
   repeat(piece, kWarmups);
   agree_that_right(piece);
   // prepare() and line_up() take time too. All ranks must repeat equally often, or some would wait
@@ -99,7 +96,7 @@ double Ranks::measure(const Piece& piece) const {
   repeat(piece, kWarmups);
   const double once = largest(seconds_since(begin) / kWarmups);
   const auto times =
-      static_cast<int64_t>(std::clamp(std::ceil(min_seconds_ / once), kFewest, kMost));
+      static_cast<int64_t>(std::clamp(std::ceil(min_seconds_ / once), 10.0, 10'000.0));
   repeat(piece, times / 10);  // caches, pages and frequencies settle
   const std::vector<double> seconds = repeat(piece, times);
   agree_that_right(piece);

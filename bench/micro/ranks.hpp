@@ -7,10 +7,8 @@ namespace ddp::micro {
 
 /// Piece of work that a benchmark repeats.
 struct Piece {
-  /// Timed: on a CPU by the clock, on a GPU by events of its stream.
-  std::function<void()> run;
-  /// Called before each run(), not timed.
-  std::function<void()> prepare = [] {};
+  std::function<void()> run;  ///< timed: on a CPU by the clock, on a GPU by events of its stream
+  std::function<void()> prepare = [] {};  ///< called before each run(), not timed
   /// Called after the last run(). @return the fault of this rank's result; empty if it is right
   std::function<std::string()> check = [] { return ""; };
 };

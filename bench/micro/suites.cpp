@@ -2,7 +2,7 @@
 
 #include <ostream>
 
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 void add_benchmark(const std::string& name, benchmark::TimeUnit unit, const Ranks& ranks,

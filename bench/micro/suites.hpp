@@ -16,7 +16,6 @@ void run_all_reduces(const MicroOptions& options, const Ranks& ranks);
 void run_pieces(const MicroOptions& options, const Ranks& ranks);
 
 /// All-reduce of `bytes` bytes. @param group must outlive the result
-///
 /// Note [As in a step]: before every run the data is written again. On warm, untouched buffers a
 /// backend over shared memory would look several times faster than in a training step. Every rank
 /// also computes for a while: when a step's gradients are ready, threads for communication sleep

@@ -1,7 +1,5 @@
 // The peer `c10d`: stage 03 with PyTorch's own engine, c10d::Reducer, instead of ours.
-//
 //   run:  build/bin/peer_c10d 50 10 --nprocs 2
-//
 // Model, data, optimizer, processes and backends are the stage's, so a difference in speed comes
 // from the engine. bench/peers/README.md explains peers.
 

@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the stages' model with JAX, as a peer of the C++ stages.
-
-usage: jax.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [options, see --help]
-The contract between a peer and bench is bench/peers/README.md.
-"""
+"""Trains the stages' model with JAX: a peer as in bench/peers/README.md."""
 
 import os
 import re
@@ -48,8 +44,7 @@ def make_step(options, devices, layout):
 
 
 def deal(np, samples, replicas):
-    """@return samples of each replica, and the weights of their losses. A replica with fewer samples than others has a sample
-    with weight zero."""
+    """@return samples of each replica, and the weights of their losses: zero where a replica has fewer than others."""
     width = -(-len(samples) // replicas)
     indices, weights = np.zeros((replicas, width), np.int32), np.zeros((replicas, width), np.float32)
     for replica in range(replicas):

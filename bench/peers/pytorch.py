@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the stages' model with Python's own DistributedDataParallel, as a peer of the C++ stages.
-
-usage: pytorch.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [options, see --help]
-The contract between a peer and bench is bench/peers/README.md.
-"""
+"""Trains the stages' model with Python's own DistributedDataParallel: a peer as in bench/peers/README.md."""
 
 import os
 import pathlib

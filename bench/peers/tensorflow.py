@@ -1,9 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the stages' model with TensorFlow's MirroredStrategy, as a peer of the C++ stages.
-
-usage: tensorflow.py <total_epochs> <save_every> [--nprocs N] [--variant NAME] [options, see --help]
-The contract between a peer and bench is bench/peers/README.md.
-"""
+"""Trains the stages' model with TensorFlow's MirroredStrategy: a peer as in bench/peers/README.md."""
 
 import os
 import sys
@@ -54,10 +50,7 @@ def make_step(tf, options, work):
         losses = strategy.run(replica_step, args=(samples, share))
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
-    def replicas_of(parameter):
-        return [copy.numpy().T for copy in strategy.experimental_local_results(parameter)]
-
-    return step, lambda: [replicas_of(parameter) for parameter in parameters]
+    return step, lambda: [[copy.numpy().T for copy in strategy.experimental_local_results(parameter)] for parameter in parameters]
 
 
 def run(options):

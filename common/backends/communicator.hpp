@@ -1,5 +1,4 @@
-// common/backends/communicator.hpp - collectives of a job's ranks on plain memory, without
-// LibTorch.
+// common/backends/communicator.hpp - collectives on plain memory, without LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +20,7 @@ constexpr size_t element_bytes(DType dtype) {
 
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin };
 
-/// Number of backwards that failed on a rank, or kEnded.
-using Stop = uint32_t;
+using Stop = uint32_t;  ///< number of backwards that failed on a rank, or kEnded
 inline constexpr Stop kEnded = UINT32_MAX;  ///< the rank has ended its training
 
 /// "has ended its training, this rank calls", for a rank that is at another stop than this rank.

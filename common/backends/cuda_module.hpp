@@ -28,9 +28,8 @@ class GraphStream {
 inline constexpr const char* kNcclWatchdog =
     "NCCL's watchdog: a collective did not end in time, or a rank is gone";
 
-/// Functions of libddp_cuda.so, which is opened at run time if a GPU will be used. So one binary
-/// serves machines with and without GPUs, and a CPU run does not pay for loading CUDA, a second and
-/// 300 MB.
+/// Functions of libddp_cuda.so, opened at run time if a GPU will be used: one binary serves all
+/// machines, and a run on the CPU does not load CUDA, which takes a second and 300 MB.
 struct CudaModule {
   /// @param name "nccl" or "nccl-legacy" @throws UsageError if LibTorch has no such backend
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(

@@ -41,25 +41,22 @@ std::vector<Connection> connections() {
   return found;
 }
 
-// Note [Lost connections]
-// ~~~~~~~~~~~~~~~~~~~~~~~
-// When a peer dies, Gloo fails the work that waits for it, except for messages about to be sent: a
-// write to a broken connection leaves its message in a queue for ever (Pair::write() and
-// signalException() in gloo/transport/tcp/pair.cc). The rank then waits for all of --timeout, and
-// so do the ranks that wait for this rank. But Gloo closes its end of the connection. So a rank
-// that has waited for a while checks that the connections from its beginning are still open. In a
-// run without faults they are, because no rank leaves before all depart().
+/// Note [Lost connections]: when a peer dies, Gloo fails the work that waits for it, except for
+/// messages about to be sent: a write to a broken connection leaves its message in a queue for ever
+/// (Pair::write() and signalException() in gloo/transport/tcp/pair.cc). The rank then waits for all
+/// of --timeout, and so do the ranks that wait for this rank. But Gloo closes its end of the
+/// connection. So a rank that has waited for a while checks that its first connections are still
+/// open. In a run without faults they are, because no rank leaves before all depart().
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
   /// @param before connections of this process from before this object was made
   void remember_connections(const std::vector<Connection>& before) {
-    for (const Connection& connection : connections()) {
-      if (std::ranges::find(before, connection) == before.end()) {
-        connections_.push_back(connection);
-      }
-    }
+    connections_ = connections();
+    std::erase_if(connections_, [&before](const Connection& connection) {
+      return std::ranges::find(before, connection) != before.end();
+    });
     if (connections_.size() + 1 != static_cast<size_t>(getSize())) {
       connections_.clear();  // some are not Gloo's: then only --timeout ends a wait
     }
@@ -102,7 +99,6 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milliseconds timeout,
                     const std::function<bool()>& is_hopeless) {
   constexpr std::chrono::milliseconds kLook(250);
-  constexpr std::chrono::milliseconds kThreadsNotice(100);
   const auto& gloo = dynamic_cast<const Gloo&>(backend);
   const auto is_complete_after = [&work](std::chrono::milliseconds time) {
     try {
@@ -119,7 +115,7 @@ void wait_over_gloo(c10d::Backend& backend, c10d::Work& work, std::chrono::milli
       // Gloo closes a broken connection a little before it fails the work, and its text says more.
       if (late || is_hopeless() || (gloo.lost_a_connection() && !is_complete_after(kLook))) {
         gloo.cut_connections();  // so the other ranks notice
-        is_complete_after(kThreadsNotice);
+        is_complete_after(std::chrono::milliseconds(100));  // so Gloo's threads notice
         if (late) {
           throw GlooTimeout();
         }

@@ -1,7 +1,5 @@
 #include "common/backends/host_backend.hpp"
 
-#include <torch/types.h>
-
 #include <mutex>
 
 namespace ddp {
@@ -71,8 +69,7 @@ class HostBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
     const at::Tensor& given = only("all_reduce", tensors);
-    const auto op = static_cast<c10d::ReduceOp::RedOpType>(options.reduceOp);
-    const ReduceOp reduce_op = reduce_op_of(op);
+    const ReduceOp reduce_op = reduce_op_of(options.reduceOp);
     const bool is_linear = reduce_op == ReduceOp::kSum || reduce_op == ReduceOp::kAverage;
     const at::Tensor tensor = given.is_complex() && is_linear ? at::view_as_real(given) : given;
     const at::ScalarType type = summed_type(tensor.scalar_type());

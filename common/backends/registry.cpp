@@ -8,8 +8,8 @@
 #include "common/backends/host_backend.hpp"
 #include "common/backends/mpi/mpi_module.hpp"
 #include "common/backends/shm/shm_collectives.hpp"
-#include "common/base/refuse.hpp"
-#include "common/base/seconds_since.hpp"
+#include "common/base/exit_codes.hpp"
+#include "common/base/patience.hpp"
 #include "common/meet/board.hpp"
 #include "common/meet/launchers.hpp"
 
@@ -24,8 +24,7 @@ Board board_of(const StorePointer& store, const BackendOptions& options) {
 }
 
 /// Meets the other ranks through the store; later calls use memory only.
-/// @throws the exceptions of shm::Collectives::connect()
-/// @throws TransientError naming the ranks that did not come in time
+/// @throws as shm::Collectives::connect() does, or TransientError naming the ranks that are late
 NewBackend connect_shm(const StorePointer& store, const BackendOptions& options) {
   Board board = board_of(store, options);
   return make_host_backend(
@@ -61,12 +60,9 @@ const MpiModule& need_mpi_module() {
   return *module;
 }
 
+template <bool kLegacy>
 NewBackend make_nccl(const StorePointer& store, const BackendOptions& options) {
-  return cuda_module()->make_nccl_backend("nccl", store, options);
-}
-
-NewBackend make_nccl_legacy(const StorePointer& store, const BackendOptions& options) {
-  return cuda_module()->make_nccl_backend("nccl-legacy", store, options);
+  return cuda_module()->make_nccl_backend(kLegacy ? "nccl-legacy" : "nccl", store, options);
 }
 
 NewBackend make_mpi(const StorePointer&, const BackendOptions& options) {
@@ -121,8 +117,8 @@ struct Row {
 using Type = c10d::ProcessGroup::BackendType;
 
 constexpr std::array<Row, kBackends.size()> kRows = {{
-    {"nccl", Type::NCCL, make_nccl, nullptr, nccl_error},
-    {"nccl-legacy", Type::NCCL, make_nccl_legacy, nullptr, nccl_error},
+    {"nccl", Type::NCCL, make_nccl<false>, nullptr, nccl_error},
+    {"nccl-legacy", Type::NCCL, make_nccl<true>, nullptr, nccl_error},
     {"gloo", Type::GLOO, make_gloo_backend, nullptr, gloo_error},
     {"mpi", Type::CUSTOM, make_mpi, check_mpi_launch},
     {"shm", Type::CUSTOM, make_shm},

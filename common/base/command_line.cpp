@@ -7,11 +7,10 @@
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <numeric>
 #include <set>
 
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {
@@ -168,10 +167,8 @@ OptionValue flag(bool& target) {
 void OptionGroup::add(const std::string& names, const OptionValue& value, const std::string& help) {
   const std::string name = names.substr(0, names.find(','));
   if (value.unit.empty()) {
-    app_.add_flag_callback(
-            names, [name, value] { value.store(name, ""); }, help)
-        ->disable_flag_override()
-        ->group(title_);
+    const auto store = [name, value] { value.store(name, ""); };
+    app_.add_flag_callback(names, store, help)->disable_flag_override()->group(title_);
     return;
   }
   CLI::callback_t store = [name, value](const CLI::results_t& texts) {
@@ -185,17 +182,39 @@ void OptionGroup::add(const std::string& names, const OptionValue& value, const 
   };
   CLI::Option* const option = app_.add_option(names, std::move(store), help);
   const std::string initial = value.initial.empty() ? "" : " (default " + value.initial + ")";
-  option->option_text(value.unit + initial)
-      ->type_name(value.unit)
-      ->type_size(1)
-      ->expected(1)
-      ->group(title_);
+  option->option_text(value.unit + initial)->type_name(value.unit)->group(title_);
   if (value.times == OptionValue::kLastCounts) {
     option->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   } else if (value.times == OptionValue::kSeveral) {
     option->expected(1, -1)->allow_extra_args();
   }
 }
+
+namespace {
+
+void check_names(const CLI::App& app, const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (argument == "--") {
+      return;
+    }
+    if (name.size() < 2 || name[0] != '-' || std::isdigit(static_cast<unsigned char>(name[1])) ||
+        app.get_option_no_throw(name) != nullptr) {
+      continue;
+    }
+    std::vector<std::string> known;
+    for (const CLI::Option* const option : app.get_options()) {
+      for (const std::string& long_name : option->get_lnames()) {
+        known.push_back("--" + long_name);
+      }
+    }
+    const std::string best = nearest(name, known);
+    refuse("unknown option {}, {}", quote(name),
+           best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
+  }
+}
+
+}  // namespace
 
 CommandLine::CommandLine(const std::string& program, const std::string& description,
                          const std::string& version, const std::string& footer,
@@ -216,43 +235,14 @@ bool CommandLine::given(const std::string& name) const {
   return app_->count(name) > 0;
 }
 
-void CommandLine::check_names(const std::vector<std::string>& arguments) const {
-  for (const std::string& argument : arguments) {
-    const std::string name = argument.substr(0, argument.find('='));
-    if (argument == "--") {
-      return;
-    }
-    if (name.size() < 2 || name[0] != '-' || std::isdigit(static_cast<unsigned char>(name[1])) ||
-        app_->get_option_no_throw(name) != nullptr) {
-      continue;
-    }
-    std::vector<std::string> known;
-    for (const CLI::Option* const option : app_->get_options()) {
-      for (const std::string& long_name : option->get_lnames()) {
-        known.push_back("--" + long_name);
-      }
-    }
-    const std::string best = nearest(name, known);
-    refuse("unknown option {}, {}", quote(name),
-           best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
-  }
-}
-
-void CommandLine::parse(int argc, const char* const* argv) {
-  parse({argv + std::min(argc, 1), argv + argc});
-}
-
 void CommandLine::parse(std::vector<std::string> arguments) {
   std::ranges::transform(arguments, arguments.begin(), with_dashes);
-  check_names(arguments);
+  check_names(*app_, arguments);
   std::ranges::reverse(arguments);  // CLI11 reads them from the back
   try {
     app_->parse(arguments);
-  } catch (const CLI::CallForHelp&) {
-    std::cout << app_->help();
-    throw HelpPrinted();
-  } catch (const CLI::CallForVersion& version) {
-    std::cout << version.what() << '\n';
+  } catch (const CLI::Success& wish) {
+    app_->exit(wish);  // prints the answer
     throw HelpPrinted();
   } catch (const CLI::ParseError& error) {
     std::string line = error.what();

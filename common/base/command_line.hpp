@@ -51,16 +51,14 @@ struct HelpPrinted {};
 /// "--world_sizes=a_b" -> "--world-sizes=a_b"; texts without "--" in front stay as they are.
 std::string with_dashes(const std::string& argument);
 
-/// Stores the value, which is not empty, of the option `name`.
-using StoreValue = std::function<void(const std::string& name, const std::string& text)>;
-
 /// How the value of an option is written, and where it goes. Values are parsed here, because
 /// CLI11's own conversion takes "010" for 8 and "nan" for a number.
 struct OptionValue {
   std::string unit;  ///< stands for the value in --help; empty: a flag
   std::string text;  ///< the target's present value, for messages; empty: it has none
   std::string initial;  ///< the default in --help, or empty
-  StoreValue store;
+  /// Stores the value of the option `name`, which is empty only for a flag.
+  std::function<void(const std::string& name, const std::string& text)> store;
   enum Times { kOnce, kLastCounts, kSeveral } times = kOnce;
 
   OptionValue& initially(const std::string& shown) { return initial = shown, *this; }
@@ -129,15 +127,12 @@ class CommandLine {
   bool given(const std::string& name) const;
 
   /// Stores all values, in the order in which the options were added. Underscores in names are
-  /// dashes. The error for an unknown name suggests the nearest known name; other errors are
-  /// CLI11's.
+  /// dashes. The error for an unknown name suggests the nearest one; other errors are CLI11's.
   /// @throws HelpPrinted @throws UsageError
-  void parse(int argc, const char* const* argv);
+  void parse(int argc, const char* const* argv) { parse({argv + std::min(argc, 1), argv + argc}); }
   void parse(std::vector<std::string> arguments);
 
  private:
-  void check_names(const std::vector<std::string>& arguments) const;
-
   std::unique_ptr<CLI::App> app_;
 };
 

@@ -1,8 +1,11 @@
 // common/base/exit_codes.hpp - exit codes, and the errors that lead to them.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace ddp {
 
@@ -27,15 +30,19 @@ class Error : public std::runtime_error {
 };
 
 /// The user's mistake: exit code 2.
-class UsageError : public Error {
- public:
+struct UsageError : Error {
   explicit UsageError(const std::string& message) : Error(ExitCode::kUsage, message) {}
 };
 
 /// A port, a peer or a rendezvous that was not there: exit code 75.
-class TransientError : public Error {
- public:
+struct TransientError : Error {
   explicit TransientError(const std::string& message) : Error(ExitCode::kTransient, message) {}
 };
+
+/// @throws UsageError: what is wrong, its value, what was expected
+template <typename... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> message, Args&&... args) {
+  throw UsageError(fmt::format(message, std::forward<Args>(args)...));
+}
 
 }  // namespace ddp

@@ -14,8 +14,8 @@
 #include <random>
 #include <system_error>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 
@@ -77,14 +77,25 @@ void NextFile::take_place(bool keep_old) {
   if (!sync(file_)) {
     fail(errno);
   }
-  if (keep_old) {
-    keep_old_file();
+  if (keep_old) {  // linked before the rename, so that there is always a file at `path`
+    const std::string previous = path_ + ".prev";
+    unlink(previous.c_str());
+    // Without links on this file system there is a moment without a file at `path`.
+    if (link(path_.c_str(), previous.c_str()) != 0 && errno != ENOENT &&
+        rename(path_.c_str(), previous.c_str()) != 0) {
+      fail(errno);
+    }
   }
   if (rename(temporary_.c_str(), path_.c_str()) != 0) {
     fail(errno);
   }
   in_place_ = true;
-  sync_folder();
+  const std::string folder = std::filesystem::path(path_).parent_path();
+  const FileDescriptor opened(
+      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.is_open() && !sync(opened)) {  // not a folder that may not be read
+    fail(errno);
+  }
 }
 
 void NextFile::fail(int error) const {
@@ -92,26 +103,6 @@ void NextFile::fail(int error) const {
   throw Error(ExitCode::kTrainingFailed,
               fmt::format("{} {} cannot be written: {}{}", what_, path_, std::strerror(error),
                           lacks_room ? fmt::format(", expected room for {} bytes", bytes_) : ""));
-}
-
-/// Links the old file to PATH.prev before the rename, so there is always a file at `path`.
-void NextFile::keep_old_file() const {
-  const std::string previous = path_ + ".prev";
-  unlink(previous.c_str());
-  // Without links on this file system there is a moment without a file at `path`.
-  if (link(path_.c_str(), previous.c_str()) != 0 && errno != ENOENT &&
-      rename(path_.c_str(), previous.c_str()) != 0) {
-    fail(errno);
-  }
-}
-
-void NextFile::sync_folder() const {
-  const std::string folder = std::filesystem::path(path_).parent_path();
-  const FileDescriptor opened(
-      open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (opened.is_open() && !sync(opened)) {  // not a folder that may not be read
-    fail(errno);
-  }
 }
 
 void replace_file(const std::string& what, const std::string& path, std::string_view bytes) {
@@ -163,8 +154,7 @@ MappedFile::~MappedFile() {
 ScratchFolder::ScratchFolder(const std::string& name) {
   const char* const tmpdir = std::getenv("TMPDIR");
   const std::string folder = tmpdir == nullptr || *tmpdir == '\0' ? "/tmp" : tmpdir;
-  path_ = std::filesystem::absolute(folder) /
-          (name + "-XXXXXX");  // other processes may be in other folders
+  path_ = std::filesystem::absolute(folder) / (name + "-XXXXXX");
   if (mkdtemp(path_.data()) == nullptr) {
     refuse("TMPDIR: got {}, expected a folder in which this user can make files ({})",
            quote(folder), std::strerror(errno));

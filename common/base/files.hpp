@@ -53,10 +53,7 @@ class NextFile {
   void take_place(bool keep_old);
 
  private:
-  /// @param error an errno
-  [[noreturn]] void fail(int error) const;
-  void keep_old_file() const;
-  void sync_folder() const;
+  [[noreturn]] void fail(int error) const;  ///< `error` is an errno
 
   const std::string what_;
   const std::string path_;
@@ -102,7 +99,7 @@ class ScratchFolder {
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return path_; }  ///< absolute, for processes in other folders
 
  private:
   std::string path_;

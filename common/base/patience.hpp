@@ -1,14 +1,27 @@
-// common/base/patience.hpp - the limit of a wait, which does not run while the process is stopped.
+// common/base/patience.hpp - elapsed time, and limits of waits that do not run while the process is
+// stopped.
 #pragma once
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <future>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
 namespace ddp {
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// "0.5", for messages.
+inline std::string in_seconds(std::chrono::milliseconds time) {
+  return fmt::format("{:g}", std::chrono::duration<double>(time).count());
+}
 
 /// Limit of a wait in short intervals. A whole job can be suspended (SIGSTOP, Slurm's preemption,
 /// Ctrl-Z) for longer than the limit, and must go on. So the time between two looks counts only up
@@ -19,9 +32,8 @@ class Patience {
 
   /// True once the limit is reached. Call it several times per second.
   bool is_over() {
-    constexpr std::chrono::duration<double> kLongest{1};
     const auto now = std::chrono::steady_clock::now();
-    left_ -= std::min<std::chrono::duration<double>>(now - looked_, kLongest);
+    left_ -= std::min<std::chrono::duration<double>>(now - looked_, std::chrono::seconds(1));
     looked_ = now;
     return left_.count() <= 0;
   }

@@ -5,14 +5,15 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
+#include <unistd.h>
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 #include "common/base/parse.hpp"
-#include "common/base/seconds_since.hpp"
+#include "common/base/patience.hpp"
 
 namespace ddp {
 namespace {
@@ -22,11 +23,8 @@ namespace {
 }
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (std::string& text : strings) {
-    result.push_back(text.data());
-  }
-  result.push_back(nullptr);
+  std::vector<char*> result(strings.size() + 1);  // the last one is null
+  std::ranges::transform(strings, result.begin(), [](std::string& text) { return text.data(); });
   return result;
 }
 
@@ -42,15 +40,10 @@ int become(const char* program, char* const* argv, char* const* environment,
     }
   }
   dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-  if (options.out_fd >= 0) {
-    dup2(options.out_fd, STDOUT_FILENO);
-  }
-  if (options.err_fd >= 0) {
-    dup2(options.err_fd, STDERR_FILENO);
-  }
-  for (const int ignored : {SIGPIPE, SIGXFSZ}) {  // by this process, for itself
-    signal(ignored, SIG_DFL);
-  }
+  dup2(options.out_fd, STDOUT_FILENO);
+  dup2(options.err_fd, STDERR_FILENO);
+  signal(SIGPIPE, SIG_DFL);  // this process ignores both, for itself
+  signal(SIGXFSZ, SIG_DFL);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   if (options.cwd.empty() || chdir(options.cwd.c_str()) == 0) {
     execvpe(program, argv, environment);
@@ -65,9 +58,7 @@ pid_t start(std::vector<std::string> argv, ChildOptions options) {
   const std::vector<char*> variable_pointers = pointers(variables);
   char* const* const environment = options.environment ? variable_pointers.data() : environ;
   const std::string program = options.program.empty() ? argv.at(0) : options.program;
-  sigset_t mask;
-  sigemptyset(&mask);
-  mask = options.signal_mask.value_or(mask);
+  const sigset_t mask = options.signal_mask.value_or(sigset_t{});
 
   // Carries errno if the program cannot be run, else just closes.
   std::array<int, 2> ends{};
@@ -119,10 +110,6 @@ FileDescriptor memory_file(const char* name) {
   return FileDescriptor(fd);
 }
 
-std::string content_of(const FileDescriptor& file) {
-  return read_text(fmt::format("/proc/self/fd/{}", file.get()));
-}
-
 }  // namespace
 
 Child::Child(const std::vector<std::string>& argv, const ChildOptions& options)
@@ -147,14 +134,13 @@ std::optional<ProcessEnd> Child::poll() {
   }
   int status = 0;
   const pid_t ended = uninterrupted([&] { return waitpid(pid_, &status, WNOHANG); });
-  if (ended == 0) {
-    return std::nullopt;
-  }
   if (ended < 0) {
     fail(fmt::format("cannot wait for process {}", pid_), errno);
   }
-  end_ = ProcessEnd{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
-                    .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  if (ended > 0) {
+    end_ = ProcessEnd{.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+                      .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  }
   return end_;
 }
 
@@ -163,12 +149,8 @@ CapturedChild::CapturedChild(const std::vector<std::string>& argv, ChildOptions 
       err_(memory_file("stderr")),
       child_(argv, with_output(options, out_.get(), err_.get())) {}
 
-std::string CapturedChild::out() const {
-  return content_of(out_);
-}
-
-std::string CapturedChild::err() const {
-  return content_of(err_);
+std::string CapturedChild::content_of(const FileDescriptor& file) {
+  return read_text(fmt::format("/proc/self/fd/{}", file.get()));
 }
 
 CaptureResult CapturedChild::wait(double timeout_s) {
@@ -254,6 +236,40 @@ siginfo_t BlockedSignals::wait(std::optional<double> seconds) const {
     info = {};
   }
   return info;
+}
+
+namespace {
+
+double to_ms(const timespec& time) {
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+}
+
+}  // namespace
+
+double peak_rss_mib() {
+  const int64_t kib = number_after("VmHWM:", read_text("/proc/self/status"));
+  return kib > 0 ? static_cast<double>(kib) / 1024 : std::numeric_limits<double>::quiet_NaN();
+}
+
+double cpu_ms() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return to_ms(used);
+}
+
+std::chrono::system_clock::time_point process_start() {
+  const std::string text = read_text("/proc/self/stat");
+  // The second field, the program's name in parentheses, may hold blanks; start time is the 22nd.
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) {
+    fields >> field;
+  }
+  const double started_ms = std::stod(field) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+  timespec since_boot{};
+  clock_gettime(CLOCK_BOOTTIME, &since_boot);
+  return std::chrono::system_clock::now() -
+         std::chrono::microseconds(static_cast<int64_t>((to_ms(since_boot) - started_ms) * 1e3));
 }
 
 }  // namespace ddp

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -18,23 +19,20 @@ namespace ddp {
 inline constexpr int kCannotRunExitCode = 127;
 
 /// The program is not there, or cannot be executed. `what()` is "cannot run NAME: reason".
-class CannotRun : public std::system_error {
- public:
+struct CannotRun : std::system_error {
   using std::system_error::system_error;
 };
 
 struct ChildOptions {
-  std::string program =
-      "";  ///< file to execute; empty: argv[0], looked up in PATH if it has no slash
+  std::string program = "";  ///< file to execute; empty: argv[0], in PATH if it has no slash
   std::optional<std::vector<std::string>> environment = {};  ///< "NAME=value"; none: this process's
   std::string cwd = "";  ///< empty: this process's
-  int out_fd = -1;  ///< its standard output; -1: this process's
-  int err_fd = -1;  ///< its standard error; -1: this process's
+  int out_fd = STDOUT_FILENO;  ///< its standard output
+  int err_fd = STDERR_FILENO;  ///< its standard error
   int parent_death_signal = 0;  ///< sent when the thread that started it ends; 0: none
   std::optional<sigset_t> signal_mask = {};  ///< none: no signal is blocked
 };
 
-/// End of a process.
 struct ProcessEnd {
   int exit_code = -1;  ///< -1: it did not exit by itself
   int signal = 0;  ///< signal that ended it
@@ -45,8 +43,7 @@ struct ProcessEnd {
 class Child {
  public:
   /// Returns once the program runs. No shell is involved.
-  /// @throws CannotRun
-  /// @throws std::system_error if no process can be started
+  /// @throws CannotRun @throws std::system_error if no process can be started
   explicit Child(const std::vector<std::string>& argv, const ChildOptions& options = {});
   ~Child();
   Child(const Child&) = delete;
@@ -79,12 +76,14 @@ class CapturedChild {
 
   Child& child() { return child_; }
   /// What it has printed so far.
-  std::string out() const;
-  std::string err() const;
+  std::string out() const { return content_of(out_); }
+  std::string err() const { return content_of(err_); }
   /// Waits for its end, or kills it at the timeout. Then kills the processes left in its group.
   CaptureResult wait(double timeout_s = 60);
 
  private:
+  static std::string content_of(const FileDescriptor& file);
+
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   FileDescriptor out_;
   FileDescriptor err_;
@@ -98,7 +97,6 @@ std::vector<std::string> environment_with(
     const std::map<std::string, std::optional<std::string>>& changes,
     const std::function<bool(std::string_view)>& is_dropped = {});
 
-/// True for a file that this user may execute.
 bool is_executable(const std::string& path);
 /// The path of a program, looked up in PATH.
 std::optional<std::string> find_in_path(const std::string& name);
@@ -124,5 +122,15 @@ class BlockedSignals {
   sigset_t blocked_{};
   sigset_t original_{};
 };
+
+/// Largest resident set so far, in MiB; NaN if the kernel does not tell. getrusage() would also
+/// count the memory that a launcher used before it executed this program.
+double peak_rss_mib();
+
+/// Processor time of all threads, in milliseconds.
+double cpu_ms();
+
+/// Start time of this process, to the kernel's clock tick (usually 10 ms).
+std::chrono::system_clock::time_point process_start();
 
 }  // namespace ddp

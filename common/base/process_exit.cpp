@@ -12,9 +12,7 @@
 namespace ddp {
 namespace {
 
-struct TrainEnd {
-  std::vector<std::function<void()>> actions;
-};
+using TrainEndActions = std::vector<std::function<void()>>;
 
 std::atomic<bool> skips_destructors = false;
 
@@ -24,11 +22,11 @@ Explain explanation;
 }  // namespace
 
 void at_train_end(std::function<void()> action) {
-  of_this_rank<TrainEnd>().actions.push_back(std::move(action));
+  of_this_rank<TrainEndActions>().push_back(std::move(action));
 }
 
 void run_train_end_actions() {
-  for (const auto& action : std::exchange(of_this_rank<TrainEnd>().actions, {})) {
+  for (const auto& action : std::exchange(of_this_rank<TrainEndActions>(), {})) {
     action();
   }
 }
@@ -56,8 +54,7 @@ Explain thread_error_explanation() {
 }
 
 void wait_for_launcher() {
-  constexpr std::chrono::seconds kLaunchersTurn{1};
-  std::this_thread::sleep_for(kLaunchersTurn);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
 }  // namespace ddp

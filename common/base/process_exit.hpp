@@ -1,5 +1,4 @@
-// common/base/process_exit.hpp - the end of a rank: what must happen after `train`, and how a
-// process ends whose threads cannot be joined.
+// common/base/process_exit.hpp - what happens after `train`, and how a process ends.
 #pragma once
 
 #include <functional>

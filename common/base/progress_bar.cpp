@@ -1,12 +1,13 @@
 #include "common/base/progress_bar.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+
+#include "common/base/patience.hpp"
 
 namespace ddp {
 
@@ -35,17 +36,15 @@ void StatusLine::hide() {
 }
 
 void ProgressBar::draw(int64_t epoch, int64_t step) {
-  constexpr std::chrono::milliseconds kBetweenDrawings{200};
   ++steps_;
   const Clock::time_point now = Clock::now();
   if (now < next_) {
     return;
   }
-  next_ = now + kBetweenDrawings;
-  const double seconds = std::chrono::duration<double>(now - begin_).count();
+  next_ = now + std::chrono::milliseconds(200);
   line_.show(fmt::format("epoch {}/{} {} step {}, {:.1f} steps/s", epoch + 1, total_epochs_,
                          drawn_bar(epoch, total_epochs_), step,
-                         static_cast<double>(steps_) / seconds));
+                         static_cast<double>(steps_) / seconds_since(begin_)));
 }
 
 }  // namespace ddp

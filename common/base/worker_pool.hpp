@@ -41,9 +41,6 @@ class WorkerPool {
     stop_ = true;
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
   }
 
   size_t size() const noexcept { return threads_.size() + 1; }
@@ -72,12 +69,8 @@ class WorkerPool {
   WorkerPool() = default;
 
   void work(size_t index) {
-    uint32_t round = 0;
-    while (true) {
-      round = wait_for_change(round_, round);
-      if (stop_) {
-        return;
-      }
+    for (uint32_t round = wait_for_change(round_, 0); !stop_;
+         round = wait_for_change(round_, round)) {
       call(index);
       if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
         busy_.notify_one();
@@ -117,7 +110,7 @@ class WorkerPool {
   bool stop_ = false;
   std::mutex mutex_;  // guards first_exception_
   std::exception_ptr first_exception_;
-  std::vector<std::thread> threads_;
+  std::vector<std::jthread> threads_;  // the last member: joined before the others go
 };
 
 }  // namespace ddp

@@ -1,15 +1,14 @@
 #include <algorithm>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
-#include "common/base/refuse.hpp"
 #include "common/data/dataset.hpp"
 #include "common/data/tensor_file.hpp"
 
 namespace ddp {
 namespace {
 
-/// Limit for the outputs of a model. Larger labels are not classes.
-constexpr int64_t kMostClasses = 1'000'000;
+constexpr int64_t kMostClasses = 1'000'000;  // larger labels are not classes
 
 /// Tensors `prefix`features and `prefix`labels as samples.
 Samples samples_in(const std::map<std::string, torch::Tensor>& tensors, const std::string& path,

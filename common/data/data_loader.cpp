@@ -13,7 +13,6 @@ namespace {
 
 /// True if the samples take at most a quarter of the GPU's free memory: then the GPU keeps them.
 bool fits_on(const torch::Device& device, const Samples& samples) {
-  constexpr size_t kShare = 4;
   if (device.is_cpu()) {
     return false;
   }
@@ -21,7 +20,7 @@ bool fits_on(const torch::Device& device, const Samples& samples) {
       c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
   const size_t input_bytes =
       static_cast<size_t>(samples.input.numel()) * samples.room_for(0).input.itemsize();
-  return input_bytes + samples.target.nbytes() <= free_bytes / kShare;
+  return input_bytes + samples.target.nbytes() <= free_bytes / 4;
 }
 
 }  // namespace
@@ -43,14 +42,6 @@ std::vector<Batch> Batch::split(int64_t samples) const {
     parts.push_back({.input = inputs[i], .target = targets[i], .weight = weight * share});
   }
   return parts;
-}
-
-RandomSampler::RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
-  set_epoch(0);
-}
-
-void RandomSampler::set_epoch(int64_t epoch) {
-  indices_ = shuffled_indices(size_, seed_, epoch);
 }
 
 DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_size,

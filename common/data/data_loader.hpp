@@ -13,8 +13,7 @@ namespace ddp {
 struct Batch {
   torch::Tensor input;  ///< (samples, ...) on the loader's device; pixels as float32
   torch::Tensor target;  ///< (samples, ...) on the loader's device
-  /// Weight of this batch's mean loss in the mean over ranks: 1 for a whole batch. See Note
-  /// [Averaging].
+  /// Weight of its mean loss in the mean over ranks; 1 for a whole batch. See Note [Averaging].
   double weight = 1;
 
   int64_t size() const { return input.sizes().front(); }
@@ -43,11 +42,15 @@ class Sampler {
   virtual int num_replicas() const = 0;
 };
 
+/// Order of the samples in `epoch`, equal on all ranks. Python gets the same order from
+/// `torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))`.
+torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
+
 /// All samples, shuffled, for one process: stages 01 and 02.
 class RandomSampler : public Sampler {
  public:
-  RandomSampler(int64_t size, uint64_t seed);
-  void set_epoch(int64_t epoch) override;
+  RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) { set_epoch(0); }
+  void set_epoch(int64_t epoch) override { indices_ = shuffled_indices(size_, seed_, epoch); }
   const torch::Tensor& indices() const override { return indices_; }
   int64_t epoch_samples() const override { return size_; }
   int num_replicas() const override { return 1; }
@@ -58,13 +61,8 @@ class RandomSampler : public Sampler {
   torch::Tensor indices_;
 };
 
-/// Order of the samples in `epoch`, equal on all ranks. Python gets the same order from
-/// `torch.randperm(size, generator=torch.Generator().manual_seed(seed + epoch))`.
-torch::Tensor shuffled_indices(int64_t size, uint64_t seed, int64_t epoch);
-
 /// Iterates over this process's batches of one epoch. The last step of an epoch takes the remaining
 /// samples. All processes make the same number of steps, if need be with an empty batch.
-///
 /// Each batch overwrites the memory of an earlier batch: clone() a batch to keep it. A backward
 /// through an overwritten batch ends in autograd's "modified by an inplace operation".
 class DataLoader {
@@ -72,7 +70,6 @@ class DataLoader {
   /// @param samples rows of any type, dense and on the host
   /// @param sampler must outlive the loader
   /// @param batch_size samples per process and step
-  /// @param device device of the batches
   /// @param drop_last leaves out the last step of an epoch if its batches are not whole: models
   /// with batch norm cannot learn from a single sample
   DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_size,

@@ -5,16 +5,15 @@
 
 #include <filesystem>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A file of published data.
 struct PublishedFile {
   const char* name;
   size_t bytes;  ///< unpacked

@@ -27,7 +27,6 @@ Dataset load_dataset(const std::string& name);
 /// Maps FILE.safetensors: the tensors features and labels, and test_features and test_labels if the
 /// file has them. Without a test part one of five samples is held out. docs/reference/options.md
 /// @param hidden widths of the hidden layers; empty: 128, 128
-/// @return a dataset with samples that stay in the file
 /// @throws UsageError naming the file, what was found and what was expected
 Dataset load_data_file(const std::string& path, const std::vector<int64_t>& hidden);
 

@@ -37,10 +37,8 @@ Samples Samples::slice(int64_t begin, int64_t end) const {
   if (begin == 0 && end == size()) {
     return *this;
   }
-  if (rows.defined()) {
-    return {input, target, rows.slice(0, begin, end)};
-  }
-  return {input.slice(0, begin, end), target.slice(0, begin, end)};
+  return rows.defined() ? Samples{input, target, rows.slice(0, begin, end)}
+                        : Samples{input.slice(0, begin, end), target.slice(0, begin, end)};
 }
 
 Samples Samples::read() const {

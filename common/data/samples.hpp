@@ -7,7 +7,6 @@
 
 namespace ddp {
 
-/// Samples on the host, or in a file that is mapped into memory.
 struct Samples {
   torch::Tensor input;  ///< (rows, ...) of any type; uint8 are pixels, read as value / 255
   torch::Tensor target;  ///< (rows, ...) of any type: int64 classes, or (rows, 1) float32 values

@@ -6,10 +6,10 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -99,9 +99,8 @@ bool is_whole(const std::string& path) {
 /// functions such as dump() recurse.
 json parse_header(std::string_view header) {
   return json::parse(header, [](int depth, json::parse_event_t event, const json&) {
-    const bool begins =
-        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    if (begins && depth > 2) {
+    if (depth > 2 &&
+        (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start)) {
       refuse("got a header that is nested too deeply");
     }
     return true;

@@ -26,8 +26,7 @@ void write_tensor_file(const std::string& path, const TensorFile& file);
 
 /// Reads the bytes of a file of write_tensor_file(). The tensors share one copy of `bytes`.
 /// @param name path of the file, for messages
-/// @throws Error (3) if it is no safetensors file, or its checksum, which covers all of the file,
-/// does not match
+/// @throws Error (3) if it is no safetensors file, or the checksum of all its bytes does not match
 TensorFile parse_tensor_file(const std::string& name, std::string_view bytes);
 
 /// Maps tensors from a file of any writer into read-only memory. Pages are read at their first

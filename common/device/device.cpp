@@ -7,8 +7,8 @@
 #include <iostream>
 
 #include "common/base/command_line.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/module.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -90,10 +90,10 @@ torch::Device set_device(const DeviceOptions& options, int local_rank) {
   }
   apply_settings(options);
   const int devices = usable_cuda_devices(options);
-  if (devices == 0 && options.graph) {
-    refuse("--graph: got device cpu, expected one CUDA device per process");
-  }
   if (devices == 0) {
+    if (options.graph) {
+      refuse("--graph: got device cpu, expected one CUDA device per process");
+    }
     return torch::kCPU;
   }
   pin_precision(options.program, local_rank);
@@ -117,10 +117,7 @@ torch::Device set_device(const DeviceOptions& options, int local_rank) {
 }
 
 torch::Device set_device(int local_rank) {
-  DeviceOptions options;
-  options.program = program_name();
-  options.started_by = StartedBy::kLauncher;
-  return set_device(options, local_rank);
+  return set_device({.program = program_name(), .started_by = StartedBy::kLauncher}, local_rank);
 }
 
 std::vector<torch::Device> set_devices(const DeviceOptions& options) {

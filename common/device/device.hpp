@@ -1,5 +1,4 @@
-// common/device/device.hpp - picks the device that a process computes on, and waits
-// for a device of any type.
+// common/device/device.hpp - picks a process's device, and waits for a device of any type.
 #pragma once
 
 #include <c10/core/impl/VirtualGuardImpl.h>

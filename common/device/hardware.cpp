@@ -11,7 +11,6 @@
 
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
-#include "common/meet/launchers.hpp"
 
 /// Of mask_at_start.cpp, which only programs link.
 extern "C" [[gnu::weak]] cpu_set_t ddp_mask_at_start[64];
@@ -136,12 +135,7 @@ std::string note_on_cores(const LaunchEnvironment& environment) {
 
 namespace {
 
-// Types of the driver's functions, copied from cuda.h so that a CPU build needs no toolkit. 0 is
-// success.
-using Uuid = std::array<unsigned char, 16>;
-using DeviceAt = int (*)(int* device, int index);
-using UuidOf = int (*)(Uuid* uuid, int device);
-
+/// @tparam Function type, copied from cuda.h so that a CPU build needs no toolkit; 0 is success
 template <typename Function>
 Function driver_function(const char* name) {
   // Never closed, because the driver has threads and exit handlers of its own.
@@ -169,12 +163,13 @@ std::string cuda_device_uuid(int index) {
   if (index < 0 || index >= count_cuda_devices()) {
     return "";
   }
-  const auto device_at = driver_function<DeviceAt>("cuDeviceGet");
-  const auto uuid_of = driver_function<UuidOf>("cuDeviceGetUuid_v2");
+  const auto device_at = driver_function<int (*)(int* device, int index)>("cuDeviceGet");
+  const auto uuid_of =
+      driver_function<int (*)(unsigned char* uuid, int device)>("cuDeviceGetUuid_v2");
   int device = 0;
-  Uuid uuid{};
+  std::array<unsigned char, 16> uuid{};
   if (device_at == nullptr || uuid_of == nullptr || device_at(&device, index) != 0 ||
-      uuid_of(&uuid, device) != 0) {
+      uuid_of(uuid.data(), device) != 0) {
     return "";
   }
   std::string text;

@@ -12,16 +12,15 @@ enum class StartedBy {
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
-/// DeviceOptions::threads for `--threads auto`, until run_main() replaces it.
-inline constexpr int kAutomaticThreads = 0;
+inline constexpr int kAutomaticThreads = 0;  ///< `--threads auto`, until run_main() replaces it
 
 /// Devices and threads that the user asked for.
 struct DeviceOptions {
   std::string program;  ///< base name of the executable, "01_single_gpu"
   StartedBy started_by = StartedBy::kUser;
   std::string device = "auto";  ///< "auto", "cpu" or "cuda"
-  std::vector<int> devices;  ///< CUDA device indices to use; empty: all
-  std::optional<int> nprocs;  ///< stages 02 and 03: replicas or processes
+  std::vector<int> devices = {};  ///< CUDA device indices to use; empty: all
+  std::optional<int> nprocs = {};  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank, in stage 02 of each replica
   bool deterministic = false;
   bool graph = false;  ///< 03_ddp_spawn_fused: --graph
@@ -34,8 +33,7 @@ struct Allowance {
 };
 
 /// The least of `cores` and of the limits that the machine, the control groups of this process
-/// (versions 1 and 2, parents too) and its scheduler's variables set.
-/// A variable that is no number limits nothing.
+/// (versions 1 and 2, parents too) and its scheduler's variables, as far as they are numbers, set.
 /// @param root folder that holds proc/ and sys/; tests make one up
 Allowance find_allowance(int cores, const std::string& root = "",
                          const Variables& variables = process_variables());
@@ -51,20 +49,17 @@ void leave_openmp_place();
 /// narrower than the host's if its launcher has bound it @return at least 1
 int share_of_cores(int own, int of_host, int ranks);
 
-/// Threads of each rank, or of each replica in stage 02: --threads, where auto is the share of
-/// cores.
+/// Threads of each rank, or of each replica in stage 02: --threads; auto is the share of cores.
 int resolve_threads(const DeviceOptions& options, const LaunchEnvironment& environment);
 
 /// Note for a launcher's ranks that share a single core of several; else empty.
 std::string note_on_cores(const LaunchEnvironment& environment);
 
-/// Number of CUDA devices that CUDA_VISIBLE_DEVICES leaves visible; 0 without a driver, and in a
-/// build without CUDA.
+/// CUDA devices that CUDA_VISIBLE_DEVICES leaves visible; 0 without a driver, or in a CPU build.
 int count_cuda_devices();
 
-/// UUID as nvidia-smi -L prints it after "GPU-": "8932f937-d72c-4106-c12f-20bd9faed9f6". Empty if
-/// the driver does not tell.
-/// @param index index among the visible devices, in CUDA's order
+/// UUID, as nvidia-smi -L prints it after "GPU-": "8932f937-d72c-4106-c12f-20bd9faed9f6", of the
+/// visible device at `index` in CUDA's order. Empty if the driver does not tell.
 std::string cuda_device_uuid(int index);
 
 /// Message for a user who wants a CUDA device on a machine without CUDA devices.

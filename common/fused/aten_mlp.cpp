@@ -23,8 +23,7 @@ class AtenMlp : public FusedMlp {
     total_weight_ = torch::zeros({}, options);
   }
 
-  /// Copies the batch to memory at fixed addresses, because a CUDA graph repeats the other
-  /// functions.
+  /// Copies the batch to fixed addresses, because a CUDA graph repeats the other functions.
   void load(const Batch& batch) override {
     samples_ = batch.size();
     first(activations_.front()).copy_(batch.input, /*non_blocking=*/true);

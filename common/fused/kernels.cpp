@@ -13,8 +13,7 @@
 namespace ddp::fused {
 namespace {
 
-/// Terms added before the next tile begins, so that data which two tiles read is still in the
-/// cache.
+/// Terms added before the next tile begins: data that two tiles read is still in the cache.
 constexpr int64_t kDepth = 256;
 
 #define DDP_INLINE [[gnu::always_inline]] static inline

@@ -1,4 +1,3 @@
-// common/launch/options.cpp - the command line of every stage, and the arithmetic of batch sizes.
 #include "common/launch/options.hpp"
 
 #include <fmt/ranges.h>
@@ -9,7 +8,7 @@
 
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/meet/address.hpp"
 
 namespace ddp {
@@ -29,7 +28,6 @@ enum Scope {
 
 using namespace takes;
 
-/// A row of the table of options.
 struct Row {
   std::string names;  ///< "total_epochs,--total-epochs"
   Scope scope;
@@ -39,20 +37,13 @@ struct Row {
   bool is_taken = true;  ///< by this program
 };
 
-template <size_t kCount>
-Choices names_of(const char* const (&names)[kCount]) {
-  return {names, names + kCount};
+Choices dataset_names() {
+  return {std::begin(kDatasets), std::end(kDatasets)};
 }
 
 Choices optimizer_names() {
   Choices names;
   std::ranges::transform(kOptimizers, std::back_inserter(names), &OptimizerKind::name);
-  return names;
-}
-
-Choices backend_choices() {
-  Choices names = backend_names();
-  names.insert(names.begin(), "auto");
   return names;
 }
 
@@ -111,7 +102,7 @@ OptionValue dataset(std::string& target) {
             if (std::ranges::find(kDatasets, text) == std::end(kDatasets) &&
                 !text.ends_with(".safetensors")) {
               refuse("{}: got {}, expected {}, or a FILE.safetensors", name, quote(text),
-                     join(names_of(kDatasets)));
+                     join(dataset_names()));
             }
           }};
 }
@@ -168,7 +159,7 @@ std::vector<Row> data_options(Options& options) {
   const bool made_up = options.dataset == kSynthetic;
   return {
       {"--dataset", kOfResult, dataset(options.dataset),
-       join(names_of(kDatasets)) + ", or a FILE.safetensors made by tools/to_safetensors"},
+       join(dataset_names()) + ", or a FILE.safetensors made by tools/to_safetensors"},
       {"--data-dir", kOfRank, path(options.data_dir, "PATH").initially("the installed folder"),
        "folder with the data files"},
       {"--dataset-size", kOfResult,
@@ -183,6 +174,8 @@ std::vector<Row> data_options(Options& options) {
 }
 
 std::vector<Row> device_options(Options& options, bool has_graph) {
+  Choices backends = backend_names();
+  backends.insert(backends.begin(), "auto");
   return {
       {"--device", kOfRank, choice(options.device, {"auto", "cpu", "cuda"}), "kind of device"},
       {"--devices,--gpus", kOfRank, devices(options.devices),
@@ -192,7 +185,7 @@ std::vector<Row> device_options(Options& options, bool has_graph) {
        options.started_by != StartedBy::kLauncher},
       {"--threads", kOfRank, threads(options.threads),
        "CPU threads per rank or replica; auto: its share of the cores", "threads"},
-      {"--backend", kOfJob, choice(options.backend, backend_choices()),
+      {"--backend", kOfJob, choice(options.backend, backends),
        "library for the collectives; auto: nccl on GPUs, on CPUs shm on one host, else gloo"},
       {"--bucket-mib", kOfJob, positive(options.bucket_mib, "MIB", 1 << 20),
        "size of the buckets of gradients; the first bucket has 1 MiB"},

@@ -1,4 +1,3 @@
-// common/launch/run_main.cpp - main() to `train`; an exception becomes one line and an exit code.
 #include "common/launch/run_main.hpp"
 
 #include <fcntl.h>
@@ -15,11 +14,11 @@
 #include <thread>
 
 #include "common/base/command_line.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process_exit.hpp"
-#include "common/base/refuse.hpp"
 #include "common/device/hardware.hpp"
 #include "common/launch/stop_request.hpp"
 #include "common/meet/launchers.hpp"
@@ -32,18 +31,6 @@ struct ErrorPrefix {
   std::string program;
   std::string who;  ///< "[rank 2] "
 } error_prefix;
-
-/// Every program begins so. Without the open streams the next files would become standard output
-/// or error. Without the signals a file limit and a reader that has gone are errors of a call.
-void begin_program() {
-  int fd = 0;
-  while (fd >= 0 && fd <= STDERR_FILENO) {
-    fd = open("/dev/null", O_RDWR);
-  }
-  close(fd);
-  std::signal(SIGXFSZ, SIG_IGN);
-  survive_broken_connections();
-}
 
 /// Writes the file from which the launcher reads the root cause. It must appear whole, because
 /// torchrun's agent fails on half a document.
@@ -73,7 +60,6 @@ std::string first_line(const std::string& what) {
                                     : what.substr(begin, what.find('\n', begin) - begin);
 }
 
-/// Message and exit code of an exception.
 struct Failure {
   ExitCode code;
   std::string line;
@@ -107,7 +93,6 @@ int report(const Failure& failure) {
 
 /// std::terminate() handler: reports an exception that left a thread, instead of a core dump.
 [[noreturn]] void end_by_thread_error() {
-  constexpr std::chrono::seconds kOthersTurn{1};  // for reading this process's store
   Failure failure = failure_of(std::current_exception());
   const Explain explain = thread_error_explanation();
   if (explain) {
@@ -115,7 +100,7 @@ int report(const Failure& failure) {
   }
   const int code = report(failure);
   if (explain) {
-    std::this_thread::sleep_for(kOthersTurn);
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // others read this process's store
   }
   std::cout << std::flush;
   std::_Exit(code);
@@ -165,7 +150,15 @@ void say_notes(const LaunchEnvironment& environment) {
 }  // namespace
 
 int run_program(const std::function<int(std::string& who)>& body) {
-  begin_program();
+  // Without the open streams the next files would become standard output or error.
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) {
+    fd = open("/dev/null", O_RDWR);
+  }
+  close(fd);
+  // Without the signals a file limit and a reader that has gone are errors of a call.
+  std::signal(SIGXFSZ, SIG_IGN);
+  survive_broken_connections();
   error_prefix = {.program = program_name(), .who = ""};
   std::set_terminate(end_by_thread_error);
   int code = static_cast<int>(ExitCode::kDone);
@@ -197,9 +190,8 @@ void refuse_several(const std::string& program, const LaunchEnvironment& environ
   }
 }
 
-int run_main(
-    int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
-    const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train) {
+int run_main(int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
+             const TrainFunction& train) {
   return run_program([&](std::string& who) {
     Options options = parse_options(argc, argv, started_by, extra);
     const LaunchEnvironment environment = read_launch_environment(options);
@@ -219,10 +211,9 @@ int run_main(
     const ExitCode code = train(options, environment);
     if (code == ExitCode::kRunAgain && environment.rank == 0) {
       std::cerr << fmt::format(
-                       "{}: stopped on request with snapshot {}; a restart by the launcher, or "
-                       "--resume auto, goes on from there\n",
-                       options.program, printable(options.snapshot))
-                << std::flush;
+          "{}: stopped on request with snapshot {}; a restart by the launcher, or --resume auto, "
+          "goes on from there\n",
+          options.program, printable(options.snapshot));
     }
     return static_cast<int>(code);
   });
@@ -234,7 +225,7 @@ int run_alone(int argc, char** argv, AloneFunction train) {
       [train](const Options& options, const LaunchEnvironment&) { return train(options); });
 }
 
-int run_rank(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
+int run_rank(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra) {
   return run_main(argc, argv, StartedBy::kLauncher, extra, train);
 }
 

@@ -1,5 +1,4 @@
-// common/launch/run_main.hpp - main() of every program: an exception becomes a line and an exit
-// code.
+// common/launch/run_main.hpp - main() of every program: errors become a line and an exit code.
 #pragma once
 
 #include <functional>
@@ -12,10 +11,9 @@ namespace ddp {
 
 /// A stage's train function. It returns kDone, or kRunAgain if it stopped on request and saved.
 using AloneFunction = ExitCode (*)(const Options& options);
-using TrainFunction = ExitCode (*)(const Options& options, const LaunchEnvironment& environment);
+using TrainFunction = std::function<ExitCode(const Options&, const LaunchEnvironment&)>;
 
-/// Runs stages 01 and 02, which are a single process. Refuses launchers that started several
-/// processes.
+/// Runs stages 01 and 02, one process: refuses launchers that started several.
 /// @return the exit code; an error is one line on stderr
 int run_alone(int argc, char** argv, AloneFunction train);
 
@@ -36,14 +34,12 @@ void refuse_several(const std::string& program, const LaunchEnvironment& environ
 
 /// Runs stages 04 and 05: a launcher started this process and gives its rank.
 /// @return the exit code; an error is one line on stderr
-int run_rank(int argc, char** argv, TrainFunction train, const ExtraOptions& extra = {});
+int run_rank(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra = {});
 /// The same for programs that parse their command line themselves.
 int run_rank(const std::function<void(const LaunchEnvironment&)>& train);
 
 /// main() of a stage's process: parses the command line, reads the launch environment, and trains.
-/// @param train returns kDone or kRunAgain
-int run_main(
-    int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
-    const std::function<ExitCode(const Options& options, const LaunchEnvironment&)>& train);
+int run_main(int argc, char** argv, StartedBy started_by, const ExtraOptions& extra,
+             const TrainFunction& train);
 
 }  // namespace ddp

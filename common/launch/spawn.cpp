@@ -1,4 +1,3 @@
-// common/launch/spawn.cpp - starts a process per rank, watches them, and reports how they ended.
 #include "common/launch/spawn.hpp"
 
 #include <algorithm>
@@ -7,9 +6,9 @@
 #include <iostream>
 #include <memory>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/process.hpp"
-#include "common/base/refuse.hpp"
 #include "common/device/hardware.hpp"
 #include "common/meet/launchers.hpp"
 
@@ -18,7 +17,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kCpuProcesses = 2;
 constexpr int kRunAgain = static_cast<int>(ExitCode::kRunAgain);
 // Time for a rank to end by itself: after another rank failed, and after a request to stop, when it
 // may write a snapshot (torchrun and Slurm give 30 s too).
@@ -42,10 +40,9 @@ std::vector<int> watched_signals() {
 /// Processes of all ranks. The destructor kills the ranks that are left.
 class Ranks {
  public:
-  explicit Ranks(const std::string& program) : program_(program) {}
-
-  void start(const std::vector<std::string>& argv, int world_size,
-             const std::vector<int>& held_signals) {
+  Ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
+        const std::vector<int>& held_signals)
+      : program_(program) {
     std::cout << std::flush;
     const NamesOfNumbers& names = kSpawnLauncher.numbers;
     std::map<std::string, std::optional<std::string>> variables = {
@@ -125,18 +122,16 @@ class Ranks {
 
   /// Prints the error of a rank that a signal or a library ended: others print their own errors.
   void note_end(size_t rank, const ProcessEnd& end) {
-    constexpr int kSignalBase = 128;
     constexpr int kSaid[] = {1, 2, 3, 75};  // codes of ranks that have printed an error
     if (end.exit_code == kRunAgain) {
       run_again_ = true;  // all ranks agreed to stop: the others follow
     } else if (end.exit_code != 0 && failure_ == 0) {
-      failure_ = end.signal == 0 ? end.exit_code : kSignalBase + end.signal;
+      failure_ = end.signal == 0 ? end.exit_code : 128 + end.signal;
       if (std::ranges::find(kSaid, end.exit_code) == std::end(kSaid)) {
         std::cerr << fmt::format("{}: error: rank {} {}\n", program_, rank,
                                  end.signal == 0 ? fmt::format("exited with code {}", end.exit_code)
                                  : killed_       ? "did not stop in time and was killed"
-                                                 : "was killed by " + signal_name(end.signal))
-                  << std::flush;
+                                                 : "was killed by " + signal_name(end.signal));
       }
       signal_all(SIGTERM);
       leave_by(kGraceAfterFailure);
@@ -192,36 +187,32 @@ int processes_to_start(const DeviceOptions& options) {
   if (!options.devices.empty()) {
     return static_cast<int>(options.devices.size());
   }
-  return devices > 0 ? devices : kCpuProcesses;
-}
-
-int start_and_wait(int argc, char** argv, const ExtraOptions& extra) {
-  const Options options = parse_options(argc, argv, StartedBy::kProgram, extra);
-  refuse_several(options.program, read_launch_environment(options), "starts its own processes");
-  if (options.rank) {
-    refuse("--rank: got {}, expected none: {} numbers its processes itself", *options.rank,
-           options.program);
-  }
-  const int world_size = processes_to_start(options);
-  resolve_batch_size(options, world_size);
-  // Blocked until a rank has loaded its libraries and calls remember_user_signals().
-  return start_ranks(options.program, {argv, argv + argc}, world_size, {SIGUSR1, SIGUSR2});
+  return devices > 0 ? devices : 2;
 }
 
 }  // namespace
 
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
                 const std::vector<int>& held_signals) {
-  Ranks ranks(program);
-  ranks.start(argv, world_size, held_signals);
-  return ranks.wait();
+  return Ranks(program, argv, world_size, held_signals).wait();
 }
 
-int spawn(int argc, char** argv, TrainFunction train, const ExtraOptions& extra) {
+int spawn(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra) {
   if (process_getenv(kSpawnLauncher.shows)) {
     return run_main(argc, argv, StartedBy::kProgram, extra, train);
   }
-  return run_program([&](std::string&) { return start_and_wait(argc, argv, extra); });
+  return run_program([&](std::string&) {
+    const Options options = parse_options(argc, argv, StartedBy::kProgram, extra);
+    refuse_several(options.program, read_launch_environment(options), "starts its own processes");
+    if (options.rank) {
+      refuse("--rank: got {}, expected none: {} numbers its processes itself", *options.rank,
+             options.program);
+    }
+    const int world_size = processes_to_start(options);
+    resolve_batch_size(options, world_size);
+    // Blocked until a rank has loaded its libraries and calls remember_user_signals().
+    return start_ranks(options.program, {argv, argv + argc}, world_size, {SIGUSR1, SIGUSR2});
+  });
 }
 
 }  // namespace ddp

@@ -11,7 +11,7 @@ namespace ddp {
 /// outlives it. Each rank prints its own errors.
 /// @return the first failing rank's exit code (128 + signal if a signal ended it), else 85 if the
 /// ranks stopped on request, else 0
-int spawn(int argc, char** argv, TrainFunction train, const ExtraOptions& extra = {});
+int spawn(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra = {});
 
 /// Starts this program `world_size` times and waits, for programs with a command line of their own.
 /// Every rank gets `argv`, and finds its rank by read_launch_environment(). Call it before any

@@ -18,10 +18,6 @@ void remember(int signal) {
   requested = signal;
 }
 
-void leave(int) {
-  _exit(static_cast<int>(ExitCode::kTrainingFailed));
-}
-
 void handle(int signal, void (*handler)(int)) {
   struct sigaction old {};
   sigaction(signal, nullptr, &old);
@@ -60,7 +56,7 @@ void survive_broken_connections() {
 }
 
 void exit_on_sigterm() {
-  handle(SIGTERM, leave);
+  handle(SIGTERM, [](int) { _exit(static_cast<int>(ExitCode::kTrainingFailed)); });
 }
 
 }  // namespace ddp

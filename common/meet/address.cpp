@@ -1,4 +1,3 @@
-// common/meet/address.cpp - asks the resolver and the kernel; sends no data.
 #include "common/meet/address.hpp"
 
 #include <fmt/ranges.h>
@@ -12,10 +11,10 @@
 #include <cstring>
 #include <memory>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
-#include "common/base/refuse.hpp"
 
 namespace ddp {
 namespace {
@@ -24,7 +23,6 @@ using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
 /// Resolves `host`. @return its addresses, in the order in which to try them
 Addresses resolve(const std::string& host, int port, std::chrono::milliseconds timeout = {}) {
-  constexpr std::chrono::seconds kPause{1};
   Patience patience(timeout);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -37,7 +35,7 @@ Addresses resolve(const std::string& host, int port, std::chrono::milliseconds t
           "can reach",
           host, gai_strerror(error)));
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(std::chrono::seconds(1));
   }
   return {found, freeaddrinfo};
 }
@@ -62,7 +60,6 @@ std::vector<std::string> addresses_of(const std::string& host) {
   return found;
 }
 
-/// Address of an interface.
 struct Interface {
   std::string name;
   std::string address;
@@ -78,10 +75,8 @@ std::vector<Interface> interfaces() {
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   std::vector<Interface> found;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0U) {
-      continue;
-    }
-    const int family = entry->ifa_addr->sa_family;
+    const bool is_up = entry->ifa_addr != nullptr && (entry->ifa_flags & IFF_UP) != 0U;
+    const int family = is_up ? entry->ifa_addr->sa_family : AF_UNSPEC;
     const auto* const ipv6 = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
     if (family == AF_INET || (family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&ipv6->sin6_addr))) {
       const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);

@@ -20,17 +20,14 @@ bool is_loopback_address(const std::string& address);
 void require_resolvable(const std::string& host, std::chrono::milliseconds timeout);
 
 /// Numeric addresses of this host's network interface `name`. Link-local IPv6 does not count: other
-/// hosts would need to know the link.
-/// @throws UsageError listing the interfaces that exist
+/// hosts would need to know the link. @throws UsageError listing the interfaces that exist
 std::vector<std::string> addresses_of_interface(const std::string& name);
 
 /// Numeric addresses from which this host talks to a host with these names or addresses, one of
 /// each family at most, in their order. Sends nothing.
-/// @throws TransientError if one cannot be resolved
-/// @throws UsageError if no route leads to any
+/// @throws TransientError if one cannot be resolved, UsageError if no route leads to any
 std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts, int port);
 
-/// True for an IPv6 address.
 bool is_ipv6(const std::string& address);
 
 /// " (10.0.0.1, fd00::1)": the addresses that this host finds for a name; empty if there are none.
@@ -47,8 +44,7 @@ std::vector<std::string> addresses_to_publish(const std::string& host,
 
 /// Opens a connection to host:port and closes it.
 /// @return 0 if a program listens, else an error of connect(2): ECONNREFUSED if every address of
-/// the host refuses
-/// @throws TransientError if the name cannot be resolved
+/// the host refuses @throws TransientError if the name cannot be resolved
 int try_connect(const std::string& host, int port);
 
 }  // namespace ddp

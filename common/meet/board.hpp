@@ -15,8 +15,7 @@
 namespace ddp {
 
 /// The connection to the store broke.
-class StoreGone : public TransientError {
- public:
+struct StoreGone : TransientError {
   using TransientError::TransientError;
 };
 
@@ -50,8 +49,7 @@ class Board {
   /// @throws UsageError, on all ranks, naming the rank and the first line that differs
   /// @throws TransientError, on all ranks, naming the ranks that gave none
   void same(const std::string& topic, const std::string& text);
-  /// The same with a check of its own.
-  /// @param objection rank 0 calls it; returns the problem of the texts, by rank; "" if none
+  /// The same by `objection`, which rank 0 calls: the problem of the texts, by rank; "" if none.
   using Objection = std::function<std::string(const std::vector<std::string>& texts)>;
   void check(const std::string& topic, const std::string& text, const Objection& objection);
   /// Collective. @return rank 0's text, on every rank @throws TransientError if there is none
@@ -61,20 +59,21 @@ class Board {
   void wait_for_readers(const std::string& topic);
 
   /// Notes that this rank was here. Waits for nobody.
-  void leave(const std::string& topic);
+  void leave(const std::string& topic) { put(topic, ""); }
   /// @return ranks that have not called leave()
   std::vector<int> missing(const std::string& topic) const;
 
  private:
   /// Prefix of the keys of this call, the same on all ranks that call alike.
-  std::string next(const std::string& topic);
-  std::string key(const std::string& prefix, int rank) const;
-  void put(const std::string& key, const std::string& text);
-  std::string take(const std::string& key) const;
+  std::string next(const std::string& topic) { return key(topic, rounds_[topic]++); }
+  static std::string key(const std::string& prefix, int number) {
+    return prefix + "/" + std::to_string(number);
+  }
+  void put(const std::string& prefix, const std::string& text);
+  std::string take(const std::string& prefix, int rank) const;
+  bool wait_for_ranks(const std::string& prefix, int ranks, std::chrono::milliseconds limit) const;
   std::vector<std::string> texts_of_ranks(const std::string& prefix, const std::string& what) const;
-  std::string wait_for_rank_0(const std::string& key, const std::string& topic) const;
-  std::string verdict_on(const std::string& prefix, const std::string& topic,
-                         const Objection& objection) const;
+  std::string wait_for_rank_0(const std::string& prefix, const std::string& topic) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 #include "common/meet/address.hpp"
 
 namespace ddp {
@@ -105,21 +105,17 @@ void require_below(const SourcedNumber& got, const SourcedNumber& limit) {
   }
 }
 
-void derive_nodes(LaunchReading& reading, bool is_own_node, const std::string& rule) {
+/// The last node may have fewer processes. Launchers fill nodes one by one, or in turns.
+void derive_nodes(LaunchReading& reading, const LocalNumbers& local) {
   LaunchEnvironment& found = reading.found;
-  if (is_own_node) {
-    reading.set("node_rank", found.node_rank, {found.rank, rule});
-    reading.set("num_nodes", found.num_nodes, {found.world_size, rule});
-    return;
-  }
-  // The last node may have fewer processes. Launchers fill nodes one by one, or in turns.
-  constexpr const char* kEvenRule = "derived: every node has as many processes as this one";
-  const int local = found.local_world_size;
-  const int nodes = (found.world_size + local - 1) / local;
-  const bool fills = found.rank % local == found.local_rank;
-  reading.set("node_rank", found.node_rank,
-              {fills ? found.rank / local : found.rank % nodes, kEvenRule});
-  reading.set("num_nodes", found.num_nodes, {nodes, kEvenRule});
+  const std::string rule = local.is_own_node
+                               ? local.world_size.source
+                               : "derived: every node has as many processes as this one";
+  const int size = local.is_own_node ? 1 : found.local_world_size;
+  const int nodes = (found.world_size + size - 1) / size;
+  const bool fills = found.rank % size == found.local_rank;
+  reading.set("node_rank", found.node_rank, {fills ? found.rank / size : found.rank % nodes, rule});
+  reading.set("num_nodes", found.num_nodes, {nodes, rule});
 }
 
 void read_numbers(LaunchReading& reading) {
@@ -147,7 +143,7 @@ void read_numbers(LaunchReading& reading) {
   reading.set("local_rank", found.local_rank, local.rank);
   reading.set("local_world_size", found.local_world_size, local.world_size);
   if (!counts_nodes) {
-    derive_nodes(reading, local.is_own_node, local.world_size.source);
+    derive_nodes(reading, local);
   }
 }
 

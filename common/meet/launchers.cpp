@@ -7,16 +7,14 @@
 #include <cstdlib>
 #include <regex>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 #include "common/meet/address.hpp"
 
 namespace ddp {
 namespace {
-
-using Kind = StoreLocation::Kind;
 
 constexpr const char* kOneNode = "derived: one node";
 
@@ -31,6 +29,9 @@ std::string digest_of(const std::string& text) {
 
 /// Completes the place to meet: on the only node, at a port that all ranks derive from the job.
 void derive_place(LaunchReading& reading, const std::string& job) {
+  if (job.empty()) {
+    return;
+  }
   StoreLocation& store = reading.found.store;
   if (store.host.empty() && reading.found.num_nodes == 1) {
     store.host = "127.0.0.1";
@@ -44,8 +45,6 @@ void derive_place(LaunchReading& reading, const std::string& job) {
                  "derived from the job's name"});
   }
 }
-
-// ---- RANK, set by hand.
 
 LocalNumbers local_by_hand(const LaunchReading& reading) {
   const LaunchEnvironment& found = reading.found;
@@ -67,8 +66,6 @@ LocalNumbers local_by_hand(const LaunchReading& reading) {
   return {rank, size.value_or(least), /*is_own_node=*/!size};
 }
 
-// ---- mpirun.
-
 std::string job_of_mpirun(const LaunchReading& reading) {
   const std::optional<std::string> name = reading.find("PMIX_NAMESPACE");
   const std::string job = name ? *name : reading.find("OMPI_MCA_ess_base_jobid").value_or("");
@@ -82,12 +79,9 @@ std::string job_of_mpirun(const LaunchReading& reading) {
   return listens.empty() ? job : fmt::format("{}.{}", job, digest_of(listens));
 }
 
-// ---- srun.
-
 /// Slurm numbers the steps that run no tasks, such as salloc's shell, down from 2^32 - 1.
 bool has_tasks(const std::string& step) {
-  constexpr uint32_t kFirstWithoutTasks = 0xfffffff0;
-  return parse_integer<uint32_t>("SLURM_STEP_ID", step, 0) < kFirstWithoutTasks;
+  return parse_integer<uint32_t>("SLURM_STEP_ID", step, 0) < 0xfffffff0;
 }
 
 /// Counts this node's tasks by Slurm's list: "2(x3),1" -> 2 for nodes 0 to 2, 1 for node 3.
@@ -142,9 +136,7 @@ void find_store_of_srun(LaunchReading& reading, const std::string& job) {
   derive_place(reading, job);
 }
 
-// ---- HTCondor's parallel universe.
-
-/// Rank 0 serves at its machine's name and publishes that in the job's folder.
+/// Parallel universe: rank 0 serves at its machine's name and publishes that in the job's folder.
 void find_store_of_htcondor(LaunchReading& reading, const std::string& job) {
   StoreLocation& store = reading.found.store;
   if (!store.host.empty() || store.port != 0) {
@@ -159,7 +151,7 @@ void find_store_of_htcondor(LaunchReading& reading, const std::string& job) {
   }
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
-  store.kind = Kind::kSharedFile;
+  store.kind = StoreLocation::Kind::kSharedFile;
   store.host = host.data();
   store.file = fmt::format("{}/ddp-store-{}-{}", folder, geteuid(), job);
   reading.record("store.file", store.file, "_CONDOR_JOB_IWD, DDP_JOB_ID");
@@ -167,28 +159,6 @@ void find_store_of_htcondor(LaunchReading& reading, const std::string& job) {
 
 constexpr NamesOfNumbers kOfTorchrun{
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"};
-
-constexpr Launcher kFlags{
-    .name = "flags",
-    .shows = "--rank",
-    .numbers = {"--rank", "--world-size", "--local-rank", "--local-world-size"},
-    .local_numbers = local_by_hand};
-
-constexpr Launcher kTorchrun{
-    .name = kTorchrunName,
-    .shows = "TORCHELASTIC_RUN_ID",
-    .numbers = kOfTorchrun,
-    .restart_count = "TORCHELASTIC_RESTART_COUNT",
-    .error_file = "TORCHELASTIC_ERROR_FILE",
-    .of_ranks = "GROUP_,ROLE_,TORCHELASTIC_",
-    .job = [](const LaunchReading& reading) { return reading.text(reading.launcher->shows); },
-    .dies_with_parent = true};
-
-constexpr Launcher kByHand{.name = "environment",
-                           .shows = "RANK",
-                           .numbers = kOfTorchrun,
-                           .of_ranks = "MASTER_",
-                           .local_numbers = local_by_hand};
 
 constexpr Launcher kMpirun{.name = kMpirunName,
                            .shows = "OMPI_COMM_WORLD_RANK",
@@ -198,52 +168,60 @@ constexpr Launcher kMpirun{.name = kMpirunName,
                            .settings = "OMPI_",
                            .to_set_master = ": mpirun -x MASTER_ADDR -x MASTER_PORT",
                            .job = job_of_mpirun,
-                           .find_store =
-                               [](LaunchReading& reading, const std::string& job) {
-                                 if (!job.empty()) {
-                                   derive_place(reading, job);
-                                 }
-                               },
+                           .find_store = derive_place,
                            .knows_nodes = true,
                            .binds_cores = true,
                            .parent_has_all_cores = true,
                            .dies_with_parent = true,
                            .reads_output = true};
 
-// SLURM_* without SLURM_STEP_ID is a batch script. As in slurm/job.sh, tasks that a task starts see
-// all GPUs of their node. slurmstepd may run on any core.
-constexpr Launcher kSrun{
-    .name = kSrunName,
-    .shows = "SLURM_STEP_ID",
-    .numbers = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID",
-                "SLURM_STEP_NUM_NODES"},
-    .restart_count = "SLURM_RESTART_COUNT",
-    .batch_job = "SLURM_JOB_ID",
-    .of_ranks =
-        "SLURM_STEP_,SLURM_STEPID,SLURM_GPU_BIND,SLURM_GPUS_PER_TASK,SLURM_TRES_PER_TASK,"
-        "SLURM_TRES_BIND,SLURM_NTASKS_PER_GPU",
-    .recognises = has_tasks,
-    .local_numbers = local_of_srun,
-    .job =
-        [](const LaunchReading& reading) {
-          return reading.text(reading.launcher->batch_job) + "." +
-                 reading.text(reading.launcher->shows);
-        },
-    .find_store = find_store_of_srun,
-    .knows_nodes = true,
-    .binds_cores = true,
-    .terminates_ranks = true};
-
-constexpr Launcher kHtcondor{
-    .name = "htcondor",
-    .shows = "_CONDOR_PROCNO",
-    .numbers = {"_CONDOR_PROCNO", "_CONDOR_NPROCS"},
-    .local_numbers = [](auto&) { return own_node("derived: one process per slot"); },
-    .job = [](const LaunchReading& reading) { return reading.find("DDP_JOB_ID").value_or(""); },
-    .find_store = find_store_of_htcondor};
-
-constexpr Launcher kLaunchers[] = {kFlags,  kSpawnLauncher, kTorchrun, kByHand,
-                                   kMpirun, kSrun,          kHtcondor};
+constexpr Launcher kLaunchers[] = {
+    {.name = "flags",
+     .shows = "--rank",
+     .numbers = {"--rank", "--world-size", "--local-rank", "--local-world-size"},
+     .local_numbers = local_by_hand},
+    kSpawnLauncher,
+    {.name = kTorchrunName,
+     .shows = "TORCHELASTIC_RUN_ID",
+     .numbers = kOfTorchrun,
+     .restart_count = "TORCHELASTIC_RESTART_COUNT",
+     .error_file = "TORCHELASTIC_ERROR_FILE",
+     .of_ranks = "GROUP_,ROLE_,TORCHELASTIC_",
+     .job = [](const LaunchReading& reading) { return reading.text(reading.launcher->shows); },
+     .dies_with_parent = true},
+    {.name = "environment",
+     .shows = "RANK",
+     .numbers = kOfTorchrun,
+     .of_ranks = "MASTER_",
+     .local_numbers = local_by_hand},
+    kMpirun,
+    // SLURM_* without SLURM_STEP_ID is a batch script. As in slurm/job.sh, tasks that a task starts
+    // see all GPUs of their node. slurmstepd may run on any core.
+    {.name = kSrunName,
+     .shows = "SLURM_STEP_ID",
+     .numbers = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID",
+                 "SLURM_STEP_NUM_NODES"},
+     .restart_count = "SLURM_RESTART_COUNT",
+     .batch_job = "SLURM_JOB_ID",
+     .of_ranks = "SLURM_STEP_,SLURM_STEPID,SLURM_GPU_BIND,SLURM_GPUS_PER_TASK,SLURM_TRES_PER_TASK,"
+                 "SLURM_TRES_BIND,SLURM_NTASKS_PER_GPU",
+     .recognises = has_tasks,
+     .local_numbers = local_of_srun,
+     .job =
+         [](auto& reading) {
+           return reading.text("SLURM_JOB_ID") + "." + reading.text("SLURM_STEP_ID");
+         },
+     .find_store = find_store_of_srun,
+     .knows_nodes = true,
+     .binds_cores = true,
+     .terminates_ranks = true},
+    {.name = "htcondor",
+     .shows = "_CONDOR_PROCNO",
+     .numbers = {"_CONDOR_PROCNO", "_CONDOR_NPROCS"},
+     .local_numbers = [](auto&) { return own_node("derived: one process per slot"); },
+     .job = [](const LaunchReading& reading) { return reading.find("DDP_JOB_ID").value_or(""); },
+     .find_store = find_store_of_htcondor},
+};
 
 }  // namespace
 
@@ -256,8 +234,7 @@ Variables process_variables() {
   Variables variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text(*variable);
-    const size_t equals = text.find('=', 1);
-    if (equals != std::string::npos) {
+    if (const size_t equals = text.find('=', 1); equals != std::string::npos) {
       variables.emplace(text.substr(0, equals), text.substr(equals + 1));
     }
   }

@@ -27,8 +27,7 @@ struct StoreLocation {
   int port = 0;
   std::string file;
   std::string prefix;  ///< prefix of all keys: a restart must not read keys of an earlier start
-  /// Rank that serves the store; -1: no rank, or not known before the rendezvous (Slurm).
-  int server = -1;
+  int server = -1;  ///< rank that serves the store; -1: none, or unknown until all meet (Slurm)
   bool operator==(const StoreLocation&) const = default;
 };
 

@@ -9,17 +9,15 @@
 
 #include <cstring>
 #include <iterator>
-#include <sstream>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
+#include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
-#include "common/base/process_exit.hpp"
-#include "common/base/refuse.hpp"
-#include "common/base/seconds_since.hpp"
 #include "common/meet/address.hpp"
 
 namespace ddp {
@@ -30,12 +28,10 @@ using Kind = StoreLocation::Kind;
 constexpr const char* kLoopback = "127.0.0.1";
 
 c10d::TCPStoreOptions tcp_options(int port, bool serves, std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port);
-  options.isServer = serves;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  return options;
+  return {.port = static_cast<uint16_t>(port),
+          .isServer = serves,
+          .waitWorkers = false,
+          .timeout = timeout};
 }
 
 /// @return a socket for TCPStore, which by itself binds to all addresses of both families
@@ -53,8 +49,7 @@ int bind_to_loopback(int port) {
 }
 
 /// Serves the store: for a single node at loopback alone, which no other host can reach, else on
-/// all addresses of this host, as torchrun does.
-/// @param port 0: any free port
+/// all addresses of this host, as torchrun does. Port 0 is any free port.
 Rendezvous serve(const LaunchEnvironment& launch, int port, std::chrono::milliseconds timeout) {
   try {
     c10d::TCPStoreOptions options = tcp_options(port, /*serves=*/true, timeout);
@@ -83,9 +78,8 @@ std::string reason_without_store(const LaunchEnvironment& launch, const std::str
     addresses_towards({host}, port);  // refuses
   }
   const bool is_here = launch.local_rank != launch.rank && is_this_host(host);
-  return std::strerror(error) +
-         std::string(is_here ? "; this is an address of this host, but rank 0 may be on another"
-                             : "");
+  return std::string(std::strerror(error)) +
+         (is_here ? "; this is an address of this host, but rank 0 may be on another" : "");
 }
 
 /// Connects in a thread, because TCPStore waits for ever if another program has the port, takes the
@@ -116,10 +110,8 @@ Rendezvous connect(const LaunchEnvironment& launch, const std::string& host, int
 /// half of `timeout`, before the others give up
 void require_address_of_this_host(const LaunchEnvironment& launch,
                                   std::chrono::milliseconds timeout) {
-  constexpr std::chrono::milliseconds kMinute(60'000);
-  constexpr std::chrono::milliseconds kPause(200);
   const std::string& host = launch.store.host;
-  Patience patience(std::min(timeout / 2, kMinute));
+  Patience patience(std::min(timeout / 2, std::chrono::milliseconds(60'000)));
   while (!is_this_host(host) && try_connect(host, launch.store.port) != 0) {
     if (patience.is_over()) {
       const auto found = std::ranges::find(launch.evidence, "store.host", &Evidence::what);
@@ -129,11 +121,10 @@ void require_address_of_this_host(const LaunchEnvironment& launch,
           found == launch.evidence.end() ? "MASTER_ADDR" : found->source, host,
           addresses_in_brackets(host));
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
   }
 }
 
-/// Serves or connects to a store with a known address.
 Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
   const StoreLocation& location = launch.store;
   require_resolvable(location.host, timeout);
@@ -143,9 +134,6 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
     served.hosts = {location.host};
     return served;
   }
-  if (location.kind == Kind::kTcp && launch.num_nodes == 1) {
-    return connect(launch, kLoopback, location.port, timeout);
-  }
   if (location.kind == Kind::kAgentTcp &&
       try_connect(location.host, location.port) == ECONNREFUSED) {
     // The agent serves before it starts ranks, so it has ended, and waiting would be useless.
@@ -153,19 +141,8 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
         "nobody serves the store at {}, expected the launcher's agent to, which has ended",
         endpoint(location.host, location.port)));
   }
-  return connect(launch, location.host, location.port, timeout);
-}
-
-/// Serves the store on any free port, and publishes port and addresses in the job's file.
-Rendezvous serve_and_publish(const LaunchEnvironment& launch, const std::string& interface,
-                             std::chrono::milliseconds timeout) {
-  const std::string& file = launch.store.file;
-  Rendezvous served = serve(launch, 0, timeout);
-  replace_file("file of addresses", file,
-               fmt::format("{} {}\n", served.port,
-                           fmt::join(addresses_to_publish(launch.store.host, interface), " ")));
-  at_train_end([file] { unlink(file.c_str()); });  // a restart must not read it
-  return served;
+  const bool is_single_node = location.kind == Kind::kTcp && launch.num_nodes == 1;
+  return connect(launch, is_single_node ? kLoopback : location.host, location.port, timeout);
 }
 
 /// Text of a file of this user, because others may write in the job's folder; else "".
@@ -178,17 +155,24 @@ std::string own_text(const std::string& path) {
   return is_own ? read_text(fmt::format("/proc/self/fd/{}", file.get())) : "";
 }
 
+/// The file has the port, which is any free one, and the addresses of rank 0.
 Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::string& interface,
                                std::chrono::milliseconds timeout) {
+  const std::string& path = launch.store.file;
   if (launch.store.server == launch.rank) {
-    return serve_and_publish(launch, interface, timeout);
+    Rendezvous served = serve(launch, 0, timeout);
+    replace_file("file of addresses", path,
+                 fmt::format("{} {}\n", served.port,
+                             fmt::join(addresses_to_publish(launch.store.host, interface), " ")));
+    at_train_end([path] { unlink(path.c_str()); });  // a restart must not read it
+    return served;
   }
   int port = 0;
   // This host may lack a family of addresses, or a network. Peers too are met only at what answers.
   // Nothing answers at what an earlier start has left.
   std::vector<std::string> answering;
   for (Patience patience(timeout); answering.empty();) {
-    std::istringstream file(own_text(launch.store.file));
+    std::istringstream file(own_text(path));
     file >> port;
     for (std::string host; file >> host;) {
       if (try_connect(host, port) == 0) {
@@ -199,7 +183,7 @@ Rendezvous meet_by_shared_file(const LaunchEnvironment& launch, const std::strin
       throw TransientError(fmt::format(
           "within {} s rank 0 did not publish an address that answers, expected it in {}, a file "
           "of this user",
-          in_seconds(timeout), launch.store.file));
+          in_seconds(timeout), path));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -287,8 +271,7 @@ Rendezvous rendezvous(const LaunchEnvironment& launch, const std::string& interf
 
 std::string address_for_peers(const LaunchEnvironment& launch, const std::string& interface,
                               const Rendezvous& meeting, Board& board) {
-  const bool several_hosts = launch.num_nodes > 1 && !meeting.hosts.empty();
-  if (!several_hosts) {
+  if (launch.num_nodes == 1 || meeting.hosts.empty()) {
     return interface.empty() ? kLoopback : addresses_of_interface(interface).front();
   }
   const std::vector<std::string> own = interface.empty()
@@ -299,9 +282,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
   std::string all;
   for (const std::string& text : board.gather("address", fmt::format("{}", fmt::join(own, " ")),
                                               "the exchange of addresses")) {
-    std::istringstream words(text);
-    const std::vector<std::string>& addresses = of_ranks.emplace_back(
-        std::istream_iterator<std::string>(words), std::istream_iterator<std::string>());
+    const std::vector<std::string>& addresses = of_ranks.emplace_back(split(text, ' '));
     std::ranges::remove_copy_if(addresses, std::back_inserter(elsewhere), is_loopback_address);
     all += fmt::format("{}rank {} has {}", all.empty() ? "" : ", ", of_ranks.size() - 1, text);
   }
@@ -309,9 +290,7 @@ std::string address_for_peers(const LaunchEnvironment& launch, const std::string
     return own.front();
   }
   for (const std::string& wanted : elsewhere) {
-    const auto fits = [&wanted](const auto& address) {
-      return is_ipv6(address) == is_ipv6(wanted);
-    };
+    const auto fits = [&](const auto& address) { return is_ipv6(address) == is_ipv6(wanted); };
     // On the host of the store the addresses may be loopback ("localhost", or its own name in
     // /etc/hosts). Such a rank takes its address towards a rank elsewhere.
     if (std::ranges::all_of(of_ranks, [&fits](const auto& addresses) {
@@ -332,8 +311,7 @@ void depart(Board& board, const std::string& what) {
     board.gather("departure", "", what);
   } catch (const TransientError&) {
     // Lets a rank that waits for this rank in a collective print its error first, which says more.
-    constexpr std::chrono::milliseconds kCollectivesTurn{1500};
-    std::this_thread::sleep_for(kCollectivesTurn);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     throw;
   }
   board.wait_for_readers("departure");

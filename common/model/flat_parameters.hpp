@@ -12,8 +12,7 @@ namespace ddp {
 
 /// Parameters and gradients in one tensor each, so that an all-reduce needs no copy to a buffer.
 struct FlatParameters {
-  /// (total) on the module's device; the parameters are views of it, in order. Gaps are zero.
-  torch::Tensor data;
+  torch::Tensor data;  ///< (total) on the module's device; parameters are views in order, gaps 0
   torch::Tensor grad;  ///< (total) on the same device; the gradients are views, see rebind_grads()
   std::vector<torch::Tensor> parameters;  ///< trainable_parameters()
   std::vector<torch::Tensor> grad_views;  ///< views of `grad`, one per parameter, in its shape

@@ -14,8 +14,7 @@ namespace ddp {
 /// Linear layers with ReLU between them. Cloneable, because stage 02 makes a replica per device.
 class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
  public:
-  /// @param widths features of the input, of each hidden layer, and of the output:
-  /// {64, 128, 128, 10}
+  /// @param widths features of the input, each hidden layer and the output: {64, 128, 128, 10}
   /// @param verbose print the input's shape and device at every forward
   explicit MlpImpl(std::vector<int64_t> widths, bool verbose = false);
   void reset() override;
@@ -39,12 +38,10 @@ torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, dou
 
 struct Evaluation {
   double loss = 0;  ///< mean over the samples
-  /// Share of the samples with the target class as largest output. NaN for regression.
-  double accuracy = 0;
+  double accuracy = 0;  ///< share with the target class as largest output; NaN for regression
 };
 
-/// Part of evaluate() that does not depend on the module's type.
-/// @param parameters parameters of the module, for its device and its largest extent
+/// evaluate() of any type of module. @param parameters for the device and the largest extent
 Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&)> forward,
                             const std::vector<torch::Tensor>& parameters, const Samples& samples);
 

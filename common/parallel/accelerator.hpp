@@ -1,5 +1,4 @@
-// common/parallel/accelerator.hpp - helps a program for one device to train on many, with the names
-// of Hugging Face Accelerate.
+// common/parallel/accelerator.hpp - a rank's parts, with the names of Hugging Face Accelerate.
 #pragma once
 
 #include "common/device/device.hpp"

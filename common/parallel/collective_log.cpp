@@ -6,21 +6,15 @@
 #include "common/meet/board.hpp"
 
 namespace ddp {
-namespace {
-
-/// Folder of this project, as the compiler writes it in the paths of source files.
-std::string_view source_root() {
-  constexpr std::string_view kHere = __FILE__;
-  constexpr std::string_view kPath = "common/parallel/collective_log.cpp";
-  return kHere.ends_with(kPath) ? kHere.substr(0, kHere.size() - kPath.size()) : "";
-}
-
-}  // namespace
 
 std::string CallSite::text() const {
+  // Folder of this project, as the compiler writes it in the paths of source files.
+  constexpr std::string_view kHere = __FILE__;
+  constexpr std::string_view kPath = "common/parallel/collective_log.cpp";
+  const size_t root = kHere.ends_with(kPath) ? kHere.size() - kPath.size() : 0;
   std::string_view path = file;
-  if (path.starts_with(source_root())) {
-    path.remove_prefix(source_root().size());
+  if (path.starts_with(kHere.substr(0, root))) {
+    path.remove_prefix(root);
   }
   return fmt::format("called {}at {}:{}{}", *caller == 0 ? "" : fmt::format("by {} ", caller), path,
                      line, bucket < 0 ? "" : fmt::format(", bucket {} of gradients", bucket));
@@ -29,11 +23,7 @@ std::string CallSite::text() const {
 void CollectiveLog::begin(const char* kind, const torch::Tensor& tensor,
                           const CallSite& site) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  entries_[++count_ % entries_.size()] = {.kind = kind,
-                                          .elements = tensor.numel(),
-                                          .dtype = tensor.scalar_type(),
-                                          .site = site,
-                                          .work = nullptr};
+  entries_[++count_ % entries_.size()] = {kind, tensor.numel(), tensor.scalar_type(), site};
 }
 
 void CollectiveLog::started(const c10d::Work* work) noexcept {

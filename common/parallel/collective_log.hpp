@@ -1,6 +1,5 @@
-// common/parallel/collective_log.hpp - the last collectives of a rank, with number, kind, size and
-// the calling line, for messages about a collective that does not end; and the ranks that did not
-// come to it.
+// common/parallel/collective_log.hpp - the last collectives of a rank, for messages about one that
+// does not end, and the ranks that did not come to it.
 #pragma once
 
 #include <torch/types.h>
@@ -47,7 +46,6 @@ class CollectiveLog {
   /// Notes the `work` of the last call.
   void started(const c10d::Work* work) noexcept;
 
-  /// Number of collectives so far.
   uint64_t count() const;
   /// Number of the collective of `work`, or of the last one if `work` is unknown.
   uint64_t number_of(const c10d::Work& work) const;

@@ -28,8 +28,7 @@ std::vector<torch::Tensor> split_over(const torch::Tensor& input,
 /// Makes a node of a graph, held by shared_ptr, or from LibTorch 2.15 on by intrusive_ptr.
 template <typename Node>
 auto make_node() {
-  using Pointer =
-      decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::Tensor&>()));
+  using Pointer = decltype(torch::autograd::impl::grad_accumulator({}));
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
     return std::shared_ptr<Node>(new Node(), [](auto* node) { deleteNode(node); });
   } else {
@@ -71,12 +70,6 @@ struct GatherBackward : torch::autograd::Node {
   torch::Device parameter_device = torch::kCPU;
 };
 
-/// Reads before a thread sleeps: more if each thread has a core, to bridge the fetch of a batch.
-int looks_for(size_t threads) {
-  const auto processors = static_cast<size_t>(count_cores());
-  return threads <= processors ? 10 * WorkerPool::kFewLooks : WorkerPool::kFewLooks;
-}
-
 }  // namespace
 
 std::vector<std::shared_ptr<torch::nn::Module>> clone_to(
@@ -92,7 +85,11 @@ std::vector<std::shared_ptr<torch::nn::Module>> clone_to(
 }
 
 DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
-    : devices_(std::move(devices)), threads_(devices_.size(), looks_for(devices_.size())) {
+    : devices_(std::move(devices)),
+      // Looks more often before it sleeps if each thread has a core: bridges the fetch of a batch.
+      threads_(
+          devices_.size(),
+          WorkerPool::kFewLooks * (std::cmp_less_equal(devices_.size(), count_cores()) ? 10 : 1)) {
   TORCH_CHECK(!devices_.empty(), "Expected at least one device, got none");
   for (auto device = devices_.begin(); device != devices_.end(); ++device) {
     // Autograd has one thread per device: backward would wait in that thread for itself.
@@ -139,37 +136,33 @@ std::vector<torch::Tensor> Replicas::scatter(const torch::Tensor& input) const {
 void Replicas::replicate() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < replicas_.size(); ++i) {
-    update(i);
-  }
-}
-
-void Replicas::update(size_t i) {
-  const torch::Device& device = threads_->devices()[i];
-  const std::vector<torch::Tensor> parameters = module_->parameters();
-  const std::vector<torch::Tensor> copies = replicas_[i]->parameters();
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    const torch::Tensor& original = parameters[p];
-    // New memory, as for buffers: the graph of an earlier forward may refer to the old memory.
-    if (original.device() != device) {
-      copies[p].set_data(original.detach().to(device, /*non_blocking=*/true));
-    } else if (copies[p].const_data_ptr() != original.const_data_ptr()) {
-      copies[p].set_data(original.detach());
+    const torch::Device& device = threads_->devices()[i];
+    const std::vector<torch::Tensor> parameters = module_->parameters();
+    const std::vector<torch::Tensor> copies = replicas_[i]->parameters();
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      const torch::Tensor& original = parameters[p];
+      // New memory, as for buffers: the graph of an earlier forward may refer to the old memory.
+      if (original.device() != device) {
+        copies[p].set_data(original.detach().to(device, /*non_blocking=*/true));
+      } else if (copies[p].const_data_ptr() != original.const_data_ptr()) {
+        copies[p].set_data(original.detach());
+      }
+      copies[p].set_requires_grad(original.requires_grad());
     }
-    copies[p].set_requires_grad(original.requires_grad());
-  }
-  const std::vector<torch::Tensor> buffers = module_->buffers();
-  const std::vector<torch::Tensor> buffer_copies = replicas_[i]->buffers();
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const bool shares = i == 0 && buffers[b].device() == device;
-    buffer_copies[b].set_data(
-        shares ? buffers[b] : buffers[b].to(device, /*non_blocking=*/false, /*copy=*/true));
-  }
-  // From the root down, because train() sets the children too.
-  const auto modules = module_->modules();
-  const auto module_copies = replicas_[i]->modules();
-  for (size_t m = 0; m < modules.size(); ++m) {
-    if (module_copies[m]->is_training() != modules[m]->is_training()) {
-      module_copies[m]->train(modules[m]->is_training());
+    const std::vector<torch::Tensor> buffers = module_->buffers();
+    const std::vector<torch::Tensor> buffer_copies = replicas_[i]->buffers();
+    for (size_t b = 0; b < buffers.size(); ++b) {
+      const bool shares = i == 0 && buffers[b].device() == device;
+      buffer_copies[b].set_data(
+          shares ? buffers[b] : buffers[b].to(device, /*non_blocking=*/false, /*copy=*/true));
+    }
+    // From the root down, because train() sets the children too.
+    const auto modules = module_->modules();
+    const auto module_copies = replicas_[i]->modules();
+    for (size_t m = 0; m < modules.size(); ++m) {
+      if (module_copies[m]->is_training() != modules[m]->is_training()) {
+        module_copies[m]->train(modules[m]->is_training());
+      }
     }
   }
 }

@@ -54,8 +54,6 @@ class Replicas {
   torch::Tensor gather(const std::vector<torch::Tensor>& outputs) const;
 
  private:
-  void update(size_t i);
-
   std::shared_ptr<torch::nn::Module> module_;
 
  protected:
@@ -64,16 +62,14 @@ class Replicas {
 };
 
 /// Counterpart of torch.nn.DataParallel for a module holder such as ddp::Mlp. The module must be
-/// Cloneable and map one tensor to one tensor. An input that requires a gradient is refused,
-/// because no gradient would flow into it.
+/// Cloneable and map one tensor to one tensor. No gradient flows into the input, see scatter().
 template <typename ModuleHolder>
 class DataParallel : public Replicas {
  public:
   DataParallel(const ModuleHolder& module, std::vector<torch::Device> devices)
       : Replicas(module.ptr(), std::move(devices)) {}
 
-  /// Calls forward of all replicas at the same time, each on its thread. The first exception is
-  /// rethrown.
+  /// Calls forward of all replicas at once, each on its thread. Rethrows the first exception.
   std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
     using Module = typename ModuleHolder::ContainedType;
     std::vector<torch::Tensor> outputs(inputs.size());

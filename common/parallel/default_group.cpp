@@ -34,26 +34,6 @@ namespace {
 /// See Note [Default group].
 using DefaultGroup = std::unique_ptr<ProcessGroup>;
 
-/// Settings that all ranks must share, a line each.
-std::string shared_settings(const Options& options, int world_size) {
-  std::string lines = fmt::format("program {}\n", options.program);
-  for (const Setting& setting : settings_of(options, world_size)) {
-    lines += setting.agree ? fmt::format("{} {}\n", setting.name, setting.text) : "";
-  }
-  return lines;
-}
-
-/// Network interface that the user wants: --interface, or the first in torch's own variable.
-/// @throws UsageError if this host does not have it
-std::string wanted_interface(const std::string& option) {
-  const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
-  std::string interface = option.empty() ? names.substr(0, names.find(',')) : option;
-  if (!interface.empty()) {
-    addresses_of_interface(interface);
-  }
-  return interface;
-}
-
 /// Makes one line of an exception in a thread of a backend, such as NCCL's watchdog: the
 /// collective, the calling line, and the late ranks.
 void explain_backend_errors(const std::string& backend,
@@ -87,8 +67,12 @@ std::unique_ptr<ProcessGroup> create_process_group(LaunchEnvironment launch,
       std::chrono::duration<double>(options.timeout_seconds));
   const std::string name = resolve_backend(options.backend, device);
   check_launch(name, launch);
-  const std::string interface = wanted_interface(options.interface);
+  // --interface, or the first in torch's own variable.
+  const std::string names = process_getenv("GLOO_SOCKET_IFNAME").value_or("");
+  const std::string interface =
+      options.interface.empty() ? names.substr(0, names.find(',')) : options.interface;
   if (!interface.empty()) {
+    addresses_of_interface(interface);  // refuses one that this host does not have
     // "=": exactly this name, not all names that begin with it.
     setenv("NCCL_SOCKET_IFNAME", ("=" + interface).c_str(), /*overwrite=*/0);
   }
@@ -160,11 +144,15 @@ struct Alone {
 
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device) {
+  std::string shared_settings = fmt::format("program {}\n", options.program);
+  for (const Setting& setting : settings_of(options, launch.world_size)) {
+    shared_settings += setting.agree ? fmt::format("{} {}\n", setting.name, setting.text) : "";
+  }
   init_process_group(launch, device,
                      {.backend = options.backend,
                       .timeout_seconds = options.timeout_seconds,
                       .interface = options.interface,
-                      .settings = shared_settings(options, launch.world_size),
+                      .settings = shared_settings,
                       .all_reduces = !options.no_communication});
 }
 

@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/refuse.hpp"
 #include "common/model/flat_parameters.hpp"
 
 namespace ddp {
@@ -16,16 +15,12 @@ namespace {
 /// Size of a message of parameters or buffers, which are joined in a copy.
 constexpr size_t kMessageBytes = size_t{25} << 20;
 
-bool is_ignored(const DistributedDataParallelOptions& options, const std::string& name) {
-  return std::ranges::find(options.ignored, name) != options.ignored.end();
-}
-
 /// Calls `use(name, tensor)` for the items that are not ignored.
 template <typename Use>
 void for_each_kept(const torch::OrderedDict<std::string, torch::Tensor>& items,
                    const DistributedDataParallelOptions& options, const Use& use) {
   for (const auto& item : items) {
-    if (!is_ignored(options, item.key())) {
+    if (std::ranges::find(options.ignored, item.key()) == options.ignored.end()) {
       use(item.key(), item.value());
     }
   }
@@ -90,8 +85,7 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
   const auto own = std::make_shared<char>();
   for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
     std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
-    const auto other = owner.lock();
-    if (other != nullptr && other != own) {
+    if (const auto other = owner.lock(); other != nullptr && other != own) {
       refuse(
           "parameter {} belongs to another DistributedDataParallel, expected one at a time: wrap "
           "the whole model, once",
@@ -284,9 +278,20 @@ void GradientReducer::expect_unchanged() {
   }
   size_t number = 0;
   for_each_parameter(module_, [&](const torch::Tensor& parameter) {
+    const auto* const impl = parameter.unsafeGetTensorImpl();
     // The list is as it was, unless the module was changed.
-    if (number == walked_.size() || walked_[number++] != parameter.unsafeGetTensorImpl()) {
-      expect_known(parameter);
+    if ((number < walked_.size() && walked_[number++] == impl) || !parameter.requires_grad() ||
+        named_.contains(impl)) {
+      return;
+    }
+    for (const auto& named : module_.named_parameters()) {
+      if (named.value().is_same(parameter)) {
+        refuse(
+            "parameter {} was added after the model was wrapped (register_parameter, "
+            "register_module, replace_module), expected the parameters that it had: change the "
+            "model first, then wrap it",
+            named.key());
+      }
     }
   });
   for (const torch::Tensor& parameter : frozen_) {
@@ -295,21 +300,6 @@ void GradientReducer::expect_unchanged() {
           "parameter {} was frozen when the model was wrapped and requires a gradient now, "
           "expected it to stay frozen: unfreeze it first, then wrap the model",
           name_of(parameter));
-    }
-  }
-}
-
-void GradientReducer::expect_known(const torch::Tensor& parameter) const {
-  if (!parameter.requires_grad() || named_.contains(parameter.unsafeGetTensorImpl())) {
-    return;
-  }
-  for (const auto& named : module_.named_parameters()) {
-    if (named.value().is_same(parameter)) {
-      refuse(
-          "parameter {} was added after the model was wrapped (register_parameter, "
-          "register_module, replace_module), expected the parameters that it had: change the "
-          "model first, then wrap it",
-          named.key());
     }
   }
 }
@@ -394,18 +384,7 @@ void GradientReducer::finish_at_end(const std::shared_ptr<HookTarget>& target,
 
 void GradientReducer::finish_backward() {
   backward_.reset();
-  start_missing_buckets();
-  buckets_.finish();
-  is_unfinished_ = false;
-  for (size_t i = 0; ready_order_.size() < missed_.size() && i < missed_.size(); ++i) {
-    missed_[i] = missed_[i] || !ready_[i];
-  }
-  if (buckets_.size() > 0 && std::has_single_bit(++backwards_)) {
-    rebuild_buckets();
-  }
-}
-
-void GradientReducer::start_missing_buckets() {
+  // Buckets that are not full.
   for (; next_to_start_ < buckets_.size(); ++next_to_start_) {
     for (const size_t i : buckets_.parameters_of(next_to_start_)) {
       if (ready_[i]) {
@@ -419,6 +398,14 @@ void GradientReducer::start_missing_buckets() {
       }
     }
     buckets_.start(next_to_start_);
+  }
+  buckets_.finish();
+  is_unfinished_ = false;
+  for (size_t i = 0; ready_order_.size() < missed_.size() && i < missed_.size(); ++i) {
+    missed_[i] = missed_[i] || !ready_[i];
+  }
+  if (buckets_.size() > 0 && std::has_single_bit(++backwards_)) {
+    rebuild_buckets();
   }
 }
 

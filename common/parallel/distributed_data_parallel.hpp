@@ -55,10 +55,6 @@ struct DistributedDataParallelOptions {
 /// through the discriminator. Their buckets must fill in the same order on all ranks, so ranks must
 /// not use different parameters of several reducers in the same backward.
 class GradientReducer {
-  /// shared_ptr, or from LibTorch 2.15 on intrusive_ptr.
-  using AccumulatorPointer =
-      decltype(torch::autograd::impl::grad_accumulator(std::declval<const torch::Tensor&>()));
-
  public:
   /// Broadcasts rank 0's parameters and buffers.
   /// @param site caller that messages about this object's collectives name
@@ -99,12 +95,10 @@ class GradientReducer {
   void finish_backward();
   /// See Note [Failed backward].
   void leave_failed_backward();
-  void start_missing_buckets();
   void rebuild_buckets();
   /// Hooks parameters again that torch::load() or to() gave new memory.
   /// @throws the errors of before_forward()
   void expect_unchanged();
-  void expect_known(const torch::Tensor& parameter) const;
   /// Copies rank 0's values to all ranks, in few messages. @param groups of one type each
   void broadcast(const std::vector<torch::utils::TensorGroup>& groups) const;
 
@@ -113,8 +107,7 @@ class GradientReducer {
   CallSite site_;
   bool synchronize_ = true;
   std::shared_ptr<void> taken_;  // marks the parameters as this reducer's
-  /// What a parameter keeps.
-  struct Layout {
+  struct Layout {  // what a parameter keeps
     std::vector<int64_t> sizes;
     caffe2::TypeMeta dtype;
     torch::Device device;
@@ -129,8 +122,9 @@ class GradientReducer {
       named_;
   std::vector<const torch::TensorImpl*> walked_;  // parameters as the module lists them
   GradientBuckets buckets_;  // none with a single rank
-  // Autograd's nodes that hold the hooks: parameters refer to them only weakly.
-  std::vector<AccumulatorPointer> accumulators_;
+  // Autograd's nodes that hold the hooks: parameters refer to them only weakly. By shared_ptr, or
+  // from LibTorch 2.15 on by intrusive_ptr.
+  std::vector<decltype(torch::autograd::impl::grad_accumulator({}))> accumulators_;
 
   std::shared_ptr<HookTarget> target_;  // its mutex guards the members below
   std::weak_ptr<void> backward_;  // expires when the backward ends, or throws
@@ -205,8 +199,7 @@ class DistributedDataParallel {
   GradientReducer reducer_;
 };
 
-/// Collective. Checks that all ranks' weights have the same bits, unless --no-communication was
-/// given.
+/// Collective. Checks that all ranks' weights have the same bits, unless with --no-communication.
 /// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
 void expect_same_weights(const torch::nn::Module& module,
                          const CallSite& site = CallSite::current());

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
@@ -44,10 +45,7 @@ void average(c10::ArrayRef<float*> gradients, int64_t begin, int64_t end) {
     const int64_t size = std::min(kBlock, end - block);
     float* const sum = gradients[0] + block;
     for (size_t i = 1; i < gradients.size(); ++i) {
-      const float* const term = gradients[i] + block;
-      for (int64_t k = 0; k < size; ++k) {
-        sum[k] += term[k];
-      }
+      std::transform(sum, sum + size, gradients[i] + block, sum, std::plus<>());
     }
     for (int64_t k = 0; k < size; ++k) {
       sum[k] /= static_cast<float>(gradients.size());
@@ -69,11 +67,10 @@ void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplic
   const auto begin = [&](size_t part) {
     return blocks * static_cast<int64_t>(part) / static_cast<int64_t>(data.size()) * kBlock;
   };
-  const auto average_part = [&](size_t part) {
-    average(data, begin(part), std::min(begin(part + 1), gradients[0].numel()));
-  };
   if (blocks > 1) {
-    replicas.parallel_apply(average_part);
+    replicas.parallel_apply([&](size_t part) {
+      average(data, begin(part), std::min(begin(part + 1), gradients[0].numel()));
+    });
   } else {
     average(data, 0, gradients[0].numel());
   }

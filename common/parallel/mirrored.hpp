@@ -36,8 +36,7 @@ class MirroredReplicas {
   Batch share(const Batch& batch, size_t i) const;
   /// Gives every replica the mean of all gradients, in the order of the replicas.
   void average_gradients();
-  /// @param values of each replica, all of one shape @return their mean, float64, on the first
-  /// replica's device
+  /// @param values one for each replica, of one shape @return mean, float64, on the first device
   torch::Tensor mean(const std::vector<torch::Tensor>& values) const;
   /// @throws Error (1) naming a replica with other weights than the model
   void expect_same_weights() const;

@@ -24,10 +24,9 @@ struct WithBackward : torch::autograd::Function<WithBackward<collective, adjoint
     const CallSite site{.file = reinterpret_cast<const char*>(context->saved_data["file"].toInt()),
                         .line = static_cast<int>(context->saved_data["line"].toInt()),
                         .caller = "backward of a collective"};
-    return {
-        adjoint(gradients[0],
-                *reinterpret_cast<const ProcessGroup*>(context->saved_data["group"].toInt()), site),
-        torch::Tensor(), torch::Tensor()};
+    const auto* const group =
+        reinterpret_cast<const ProcessGroup*>(context->saved_data["group"].toInt());
+    return {adjoint(gradients[0], *group, site), torch::Tensor(), torch::Tensor()};
   }
 };
 

@@ -10,12 +10,10 @@
 #include "common/backends/gloo.hpp"
 #include "common/backends/host_backend.hpp"
 #include "common/backends/registry.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/process_exit.hpp"
-#include "common/base/refuse.hpp"
-#include "common/base/seconds_since.hpp"
 #include "common/device/device.hpp"
-#include "common/parallel/collective_log.hpp"
 
 namespace ddp {
 namespace {
@@ -28,6 +26,22 @@ bool is_plain(const torch::Tensor& tensor) {
 /// The tensor itself if it is plain, else a copy.
 torch::Tensor plain(const torch::Tensor& tensor) {
   return is_plain(tensor) ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+void expect_plain(const char* what, const torch::Tensor& tensor) {
+  TORCH_CHECK(is_plain(tensor), "Expected ", what, " a contiguous tensor, got strides ",
+              tensor.strides(), tensor.is_contiguous() ? " and a lazy conjugate" : "");
+}
+
+/// Calls `work` with `tensor`, or with a contiguous copy that is copied back.
+template <typename Collective>
+void on_contiguous(const torch::Tensor& tensor, const Collective& work) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor whole = plain(tensor);
+  work(whole);
+  if (!whole.is_same(tensor)) {
+    tensor.copy_(whole);
+  }
 }
 
 /// For data that are only moved, because backends lack some types.
@@ -56,8 +70,7 @@ std::string stopped_rank(c10d::Store& store, Stop failed_backwards, uint64_t col
         }
       }
     }
-  } catch (const c10::Error&) {
-    // The store is gone: then connections break, too.
+  } catch (const c10::Error&) {  // the store is gone: then connections break, too
   }
   return "";
 }
@@ -138,28 +151,13 @@ ProcessGroup::Work ProcessGroup::start(const char* kind, const torch::Tensor& te
   }
 }
 
-void ProcessGroup::expect_plain(const char* what, const torch::Tensor& tensor) {
-  TORCH_CHECK(is_plain(tensor), "Expected ", what, " a contiguous tensor, got strides ",
-              tensor.strides(), tensor.is_contiguous() ? " and a lazy conjugate" : "");
-}
-
 void ProcessGroup::expect_rows(const char* what, const torch::Tensor& rows) const {
   TORCH_CHECK(rows.dim() > 0 && rows.size(0) == world_size(), "Expected ", what, " ", world_size(),
               " rows, one for each rank, got a tensor of ", rows.sizes());
   expect_plain(what, rows);
 }
 
-template <typename Collective>
-void ProcessGroup::on_contiguous(const torch::Tensor& tensor, const Collective& work) const {
-  const torch::NoGradGuard no_grad;
-  const torch::Tensor whole = plain(tensor);
-  work(whole);
-  if (!whole.is_same(tensor)) {
-    tensor.copy_(whole);
-  }
-}
-
-// Gloo's own clock runs on while a job is suspended, so wait_over_gloo() has the limit.
+// Gloo's own clock runs on while a job is suspended, so there wait() has the limit.
 std::chrono::milliseconds ProcessGroup::limit_of_c10d() const {
   return traits_.waits_in_slices ? kNoLimit : c10d::kUnsetTimeout;
 }
@@ -201,7 +199,6 @@ void ProcessGroup::wait(const Work& work) const {
     work->wait();
     return;
   }
-  constexpr std::chrono::seconds kStoreAnswers{1};
   bool store_answers = true;
   const auto stopped = [&]() -> std::string {
     if (!store_answers) {
@@ -212,7 +209,7 @@ void ProcessGroup::wait(const Work& work) const {
           [store = store_, next = failed_backwards_ + 1, number = log_->number_of(*work)] {
             return stopped_rank(*store, next, number);
           },
-          kStoreAnswers);
+          /*limit=*/std::chrono::seconds(1));
       store_answers = answer.has_value();
       return answer.value_or("");
     } catch (const std::system_error&) {  // no thread can be started
@@ -230,11 +227,9 @@ void ProcessGroup::wait(const Work& work) const {
     const std::vector<int> late = late_ranks(store_, launch_, timed_out);
     if (late.empty()) {
       const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
-      throw Error(
-          ExitCode::kTrainingFailed,
-          fmt::format("{}: {}",
-                      from_torch == nullptr ? error.what() : from_torch->what_without_backtrace(),
-                      log_->of(*work)));
+      const char* const what =
+          from_torch == nullptr ? error.what() : from_torch->what_without_backtrace();
+      throw Error(ExitCode::kTrainingFailed, fmt::format("{}: {}", what, log_->of(*work)));
     }
     if (rank() == launch_.store.server) {
       at_train_end(wait_for_launcher);  // other ranks may still read the store
@@ -250,7 +245,6 @@ void ProcessGroup::end_training() const {
   at_store("destroy_process_group", [this] { stop(kEnded); });
 }
 
-// See Note [Stops].
 void ProcessGroup::stop(uint32_t stop) const {
   store_->set(stop_key(stop), fmt::format("{} {}", log_->count(), rank()));
   stop_host_backend(*group_->getDefaultBackend(), stop);
@@ -266,7 +260,7 @@ void ProcessGroup::meet_after_failed_backward() const {
   } catch (const TransientError& error) {
     throw Error(
         ExitCode::kTrainingFailed,
-        std::string("the last backward failed on this rank, and not on all: ") + error.what());
+        fmt::format("the last backward failed on this rank, and not on all: {}", error.what()));
   }
 }
 

@@ -13,9 +13,8 @@
 namespace ddp {
 
 /// Group of ranks with a backend and its collectives, around c10d's process group. All ranks make
-/// the same calls in the same order. A call throws when --timeout has passed. The message names the
-/// late ranks and the calling line, which c10d's own messages do not. The many functions are c10d's
-/// collectives, each with and without waiting.
+/// the same calls in the same order. A call throws when --timeout has passed, and names the late
+/// ranks and the calling line, which c10d does not. Collectives come with and without waiting.
 ///
 /// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed
 /// there alone, makes other calls than the ranks that wait for it. So it says how many collectives
@@ -126,7 +125,6 @@ class ProcessGroup {
 
  private:
   void stop(uint32_t stop) const;
-  static void expect_plain(const char* what, const torch::Tensor& tensor);
   void expect_rows(const char* what, const torch::Tensor& rows) const;
   /// Calls `message` with the backend. Its errors name the other rank and the calling line. Not
   /// counted: ranks send different numbers of messages, and see Note [Stops].
@@ -137,11 +135,7 @@ class ProcessGroup {
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
              const Collective& collective) const;
-  /// Time limit of a collective for c10d, where wait() does not have it.
   std::chrono::milliseconds limit_of_c10d() const;
-  /// Calls `work` with `tensor`, or with a contiguous copy that is copied back.
-  template <typename Collective>
-  void on_contiguous(const torch::Tensor& tensor, const Collective& work) const;
 
   LaunchEnvironment launch_;
   c10::intrusive_ptr<c10d::Store> store_;

@@ -8,9 +8,9 @@
 #include <iostream>
 #include <new>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/refuse.hpp"
 #include "common/device/device.hpp"
 #include "common/parallel/default_group.hpp"
 
@@ -21,7 +21,6 @@ namespace {
 /// So the result does not depend on the moment, and the kernel has no reason to kill the process.
 class CountingAllocator final : public c10::Allocator {
  public:
-  /// @param source allocator of the memory
   explicit CountingAllocator(c10::Allocator& source) : source_(source) {}
 
   /// Allows `bytes` more than the bytes in use.
@@ -80,14 +79,11 @@ class HostLimit {
   }
 };
 
-int64_t resident_bytes() {
-  return number_after("VmRSS:", read_text("/proc/self/status")) * 1024;
-}
-
 /// Limit for trials on the host, beside the memory that is already in use.
 int64_t host_budget(const Options& options) {
   if (options.memory_limit_bytes) {
-    return *options.memory_limit_bytes - resident_bytes();
+    const int64_t resident_kib = number_after("VmRSS:", read_text("/proc/self/status"));
+    return *options.memory_limit_bytes - resident_kib * 1024;
   }
   return memory_per_rank(find_allowance(1).memory_bytes, world().launch().local_world_size);
 }
@@ -97,12 +93,6 @@ void release_memory(const torch::Device& device) {
   if (!device.is_cpu()) {
     c10::getDeviceAllocator(device.type())->emptyCache();
   }
-}
-
-/// Smallest `value` over the ranks.
-int64_t least_over_ranks(int64_t value, const CallSite& site) {
-  const torch::Tensor own = torch::full({1}, value, torch::TensorOptions(torch::kInt64));
-  return world().all_gather(own.to(world().device()), site).min().item<int64_t>();
 }
 
 }  // namespace
@@ -119,16 +109,12 @@ bool is_out_of_memory(const std::exception& error) {
 }
 
 int64_t memory_per_rank(int64_t available_bytes, int ranks) {
-  constexpr int64_t kTenths = 8;  // the rest is for fragments, and for other programs
-  return available_bytes / 10 * kTenths / ranks;
+  return available_bytes / 10 * 8 / ranks;  // the rest is for fragments, and for other programs
 }
 
 int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& fits) {
   int64_t found = 0;
-  for (int64_t size = 1; found < most; size = std::min(2 * size, most)) {
-    if (!fits(size)) {
-      break;
-    }
+  for (int64_t size = 1; found < most && fits(size); size = std::min(2 * size, most)) {
     found = size;
   }
   return found;
@@ -157,19 +143,21 @@ int64_t find_batch_size(const Options& options, int64_t most, const torch::Devic
     }
   };
   fits(1);  // allocates what all later steps keep: code, threads, libraries' handles
-  int64_t found = 0;
+  std::optional<HostLimit> limit;
   if (device.is_cpu()) {
-    const HostLimit limit(std::max<int64_t>(host_budget(options), 0));
-    found = largest_fitting(most, fits);
-  } else {
-    found = largest_fitting(most, fits);
+    limit.emplace(std::max<int64_t>(host_budget(options), 0));
   }
+  int64_t found = largest_fitting(most, fits);
+  limit.reset();
   release_memory(device);
-  found = least_over_ranks(found, site.in("find_batch_size"));
+  const torch::Tensor own = torch::full({1}, found, torch::TensorOptions(torch::kInt64));
+  const ProcessGroup& group = world();
+  found =
+      group.all_gather(own.to(group.device()), site.in("find_batch_size")).min().item<int64_t>();
   if (found == 0) {
     refuse("--batch-size auto: got no memory for one sample, expected room for it");
   }
-  if (world().rank() == 0) {
+  if (group.rank() == 0) {
     std::cerr << fmt::format("{}: note: --batch-size auto: {} samples per rank{}\n",
                              options.program, found,
                              found < most ? "; there is not memory for twice as many"

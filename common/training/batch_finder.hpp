@@ -30,8 +30,7 @@ int64_t largest_fitting(int64_t most, const std::function<bool(int64_t size)>& f
 /// Memory for the trials of each of `ranks` ranks of a host.
 int64_t memory_per_rank(int64_t available_bytes, int ranks);
 
-/// True for out-of-memory errors of LibTorch, of CUDA and its libraries, and of the standard
-/// library.
+/// True for out-of-memory errors of LibTorch, CUDA, its libraries and the standard library.
 bool is_out_of_memory(const std::exception& error);
 
 }  // namespace ddp

@@ -9,7 +9,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
-#include "common/base/process_usage.hpp"
+#include "common/base/process.hpp"
 #include "common/model/flat_parameters.hpp"
 
 namespace ddp {
@@ -19,7 +19,6 @@ using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr int64_t kStepsPerGather = 1024;
 
 /// Largest memory that LibTorch has taken from the GPU.
 double peak_device_mib(const torch::Device& device) {
@@ -229,7 +228,7 @@ void Log::write_steps() {
     numbers.insert(numbers.end(), {step.end_ns, step.step_ms, step.loss});
   }
   for (const torch::Tensor& piece :
-       torch::tensor(numbers, torch::kFloat64).view({-1, 3}).split(kStepsPerGather)) {
+       torch::tensor(numbers, torch::kFloat64).view({-1, 3}).split(/*split_size=*/1024)) {
     const torch::Tensor of_ranks = gather(piece);
     if (metrics_file_) {
       metrics_file_->append_steps(epoch_, of_ranks);
@@ -237,19 +236,15 @@ void Log::write_steps() {
   }
 }
 
-RankReport Log::own_report() {
+void Log::gather_reports() {
   const auto first_end = clock_.first_step_end();
   const std::optional<GpuReadings> gpu = gpu_monitor_ ? gpu_monitor_->take() : std::nullopt;
-  return {.median_ms = clock_.median_ms(),
-          .peak_rss_mib = peak_rss_mib(),
-          .peak_device_mib = peak_device_mib(device_),
-          .startup_ms = first_end ? ms_between(process_start(), *first_end) : kNaN,
-          .busy_cores = (cpu_ms() - busy_begin_ms_) / ms_between(begin_, Clock::now()),
-          .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
-}
-
-void Log::gather_reports() {
-  const RankReport own = own_report();
+  const RankReport own{.median_ms = clock_.median_ms(),
+                       .peak_rss_mib = peak_rss_mib(),
+                       .peak_device_mib = peak_device_mib(device_),
+                       .startup_ms = first_end ? ms_between(process_start(), *first_end) : kNaN,
+                       .busy_cores = (cpu_ms() - busy_begin_ms_) / ms_between(begin_, Clock::now()),
+                       .gpu_busy_percent = gpu ? gpu->utilisation_percent : kNaN};
   std::vector<double> numbers;
   for (const auto field : kRankFields) {
     numbers.push_back(own.*field);

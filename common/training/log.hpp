@@ -39,8 +39,8 @@ struct RunSummary {
   double samples_per_second() const;
 };
 
-/// Times and prints a run. It does not change the training, which ends on the same weights without
-/// it. Its parts are members, so that a stage needs a single object for the terminal and the files.
+/// Times and prints a run, whose weights are the same without it. Its parts are members: a stage
+/// needs a single object for the terminal and the files.
 ///
 /// Note [Steps]: a step lasts from one call of step() to the next: fetching the batch, forward,
 /// backward, communication and update. The first step of an epoch begins when epoch() of the epoch
@@ -50,8 +50,7 @@ class Log {
   /// @param module has its initial weights, for `moved`; must outlive this object
   Log(const Options& options, const torch::nn::Module& module);
 
-  /// Notes the end of a step. Does not wait for a GPU.
-  /// @param loss scalar, the loss of the step
+  /// Notes the end of a step, without waiting for a GPU. @param loss scalar, the loss of the step
   void step(const torch::Tensor& loss);
   /// Mean of the losses of this epoch's steps: scalar float64 on the module's device.
   torch::Tensor epoch_loss();
@@ -62,13 +61,11 @@ class Log {
   /// @throws Error (1) if the loss or a weight is not finite, so that no snapshot is written
   void epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& epoch_loss,
              const CallSite& site = CallSite::current());
-  /// Prints the last line and ends --metrics, on rank 0.
-  /// @throws Error (1) if --metrics cannot be written
+  /// Prints the last line and ends --metrics, on rank 0. @throws Error (1) if it cannot be written
   void report(const Evaluation& evaluation);
 
  private:
   void write_steps();
-  RankReport own_report();
   void gather_reports();
   void write_summary() const;
   /// @return (world size, ...): row r is rank r's `values`

@@ -6,13 +6,12 @@
 
 #include <type_traits>
 
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {
 
 using torch::optim::Optimizer;
-using torch::optim::OptimizerParamState;
 
 /// Calls `visit(name, value)` for every value of a parameter's state, which may change it.
 template <typename Visit>

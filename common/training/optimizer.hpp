@@ -1,5 +1,4 @@
-// common/training/optimizer.hpp - makes the optimizer of --optimizer and --lr, and turns the state
-// of LibTorch's optimizers into named tensors.
+// common/training/optimizer.hpp - makes the optimizer of --optimizer, and names its tensors.
 #pragma once
 
 #include <torch/optim/optimizer.h>

@@ -26,8 +26,7 @@ const std::string kOptimizer = "optimizer.";
 }
 
 /// The file is whole, but from another run: then PATH.prev is not taken either.
-class OtherRun : public Error {
- public:
+struct OtherRun : Error {
   using Error::Error;
 };
 
@@ -169,15 +168,14 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   if (!wanted) {
     return 0;
   }
-  const auto is_there = [&] {
-    return fs::exists(options.snapshot) || fs::exists(options.snapshot + ".prev");
-  };
   // Through the store, so that every rank gets rank 0's refusal as the same error.
   std::pair<std::string, std::string> newest;
   std::string refusal;
   if (group.rank() == 0) {
     try {
-      newest = is_there() ? read_newest(options) : newest;
+      if (fs::exists(options.snapshot) || fs::exists(options.snapshot + ".prev")) {
+        newest = read_newest(options);
+      }
     } catch (const std::exception& error) {  // errors of the file system, too
       refusal = error.what();
     }

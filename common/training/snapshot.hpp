@@ -32,8 +32,7 @@ int64_t load_snapshot(const Options& options, torch::nn::Module& module,
 int64_t load_snapshot(const Options& options, torch::nn::Module& module,
                       const CallSite& site = CallSite::current());
 
-/// Writes --snapshot, on rank 0.
-/// @throws Error (1) if it cannot be written
+/// Writes --snapshot, on rank 0. @throws Error (1) if it cannot be written
 /// @throws UsageError for optimizers other than SGD, Adam and AdamW
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
                    torch::optim::Optimizer& optimizer);

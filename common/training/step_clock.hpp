@@ -33,11 +33,9 @@ class StepClock {
   void end_step(const torch::Tensor& loss);
   /// Waits for the device. @return the epoch's steps, valid until begin_epoch()
   const std::vector<Step>& epoch_steps();
-  /// Number of steps of the epoch so far.
   int64_t steps_in_epoch() const noexcept { return epoch_count_; }
 
-  /// Number of steps of the whole run.
-  int64_t steps() const noexcept { return steps_; }
+  int64_t steps() const noexcept { return steps_; }  ///< of the whole run
   /// Number of steps that median_ms() leaves out: at most half, so that short runs have a median.
   int64_t warmup_steps() const;
   /// Of the last kKept steps; NaN without steps.

@@ -47,21 +47,18 @@ Trace::~Trace() {
   }
 }
 
-void Trace::start() {
-  std::set<ActivityType> activities{ActivityType::CPU};
-  if (with_cuda_) {
-    activities.insert(ActivityType::CUDA);
-  }
-  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-  profiler::prepareProfiler(config, activities);
-  profiler::enableProfiler(config, activities);
-  running_ = true;
-}
-
 void Trace::end_step() {
   ++steps_;
   if (steps_ == kWarmupSteps) {
-    start();
+    std::set<ActivityType> activities{ActivityType::CPU};
+    if (with_cuda_) {
+      activities.insert(ActivityType::CUDA);
+    }
+    const torch::profiler::impl::ProfilerConfig config(
+        torch::profiler::impl::ProfilerState::KINETO);
+    profiler::prepareProfiler(config, activities);
+    profiler::enableProfiler(config, activities);
+    running_ = true;
   } else if (steps_ == kWarmupSteps + kSteps) {
     stop();
   }

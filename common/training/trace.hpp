@@ -7,8 +7,7 @@
 namespace ddp {
 
 /// Records kSteps steps after the first kWarmupSteps: operators, collectives by name, and a GPU's
-/// kernels. All ranks of a host use the same clock, so Perfetto shows their files on the same time
-/// axis.
+/// kernels. A host's ranks have the same clock, so Perfetto shows their files on one time axis.
 class Trace {
  public:
   static constexpr int64_t kWarmupSteps = 16;
@@ -27,7 +26,6 @@ class Trace {
   void finish();
 
  private:
-  void start();
   void stop();
 
   std::string path_;

@@ -1,6 +1,5 @@
 // simulator/examples/after_backward.cpp - an all-reduce for each parameter after backward, as in
 // 03_ddp_spawn/by_hand.cpp: no computation overlaps with communication.
-//
 //   run:  build/bin/sim_after_backward
 #include "simulator/examples/mlp.hpp"
 

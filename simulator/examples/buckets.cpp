@@ -1,6 +1,5 @@
 // simulator/examples/buckets.cpp - gradients in two buckets, as 03_ddp_spawn/main.cpp sends them:
 // the first bucket is sent while backward computes the rest.
-//
 //   run:  build/bin/sim_buckets
 #include "simulator/examples/mlp.hpp"
 

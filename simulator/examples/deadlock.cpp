@@ -1,6 +1,5 @@
 // simulator/examples/deadlock.cpp - a collective under `if (my_rank() == 0)`: rank 0 waits for a
 // broadcast that the other ranks never start.
-//
 //   run:  build/bin/sim_deadlock
 #include "simulator/simulator.hpp"
 

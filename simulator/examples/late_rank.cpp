@@ -1,6 +1,5 @@
 // simulator/examples/late_rank.cpp - a rank computes longer, and the other ranks wait for it in the
 // all-reduce: the others look slow, the straggler does not.
-//
 //   run:  build/bin/sim_late_rank
 #include "simulator/simulator.hpp"
 

@@ -27,8 +27,7 @@ void rank() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // 1 MiB over 4 ranks: 6 messages of 10 us and 0.25 MiB of 100 us a MiB, as the ring's formula has
-  // it.
+  // The ring's formula for 1 MiB over 4 ranks: 6 messages of 10 us and 0.25 MiB of 100 us a MiB.
   constexpr double kMessages = 2 * (kRanks - 1);
   return simulate(argc, argv, rank,
                   {messages == kMessages, sent_bytes == kMessages * kPart * sizeof(float),

@@ -11,7 +11,7 @@
 
 #include "common/base/files.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/processes.hpp"
+#include "tests/support/run_program.hpp"
 
 namespace {
 

@@ -23,7 +23,7 @@ import time
 import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.cases import check, run_cases  # noqa: E402
+from support.scratch import check, run_cases  # noqa: E402
 
 BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:3])
 PEERS = SOURCE_DIR / "bench" / "peers"

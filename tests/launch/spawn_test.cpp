@@ -11,7 +11,6 @@
 #include "common/base/files.hpp"
 #include "common/device/hardware.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/processes.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {

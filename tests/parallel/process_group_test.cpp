@@ -14,7 +14,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
-#include "common/base/seconds_since.hpp"
+#include "common/base/patience.hpp"
 #include "common/launch/spawn.hpp"
 #include "common/meet/address.hpp"
 #include "common/meet/board.hpp"

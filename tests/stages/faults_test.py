@@ -26,7 +26,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
 import stages  # noqa: E402
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.cases import check, run_cases  # noqa: E402
+from support.scratch import check, run_cases  # noqa: E402
 
 BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
 SEED = int(os.environ.get("DDP_TEST_SEED", time.time_ns() % 10**6))

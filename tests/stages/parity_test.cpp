@@ -10,7 +10,6 @@
 #include "common/base/files.hpp"
 #include "common/data/tensor_file.hpp"
 #include "tests/catch.hpp"
-#include "tests/support/processes.hpp"
 #include "tests/support/ranks_by_hand.hpp"
 #include "tests/support/run_program.hpp"
 

@@ -41,4 +41,9 @@ Variables variables(const std::string& line);
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});
 
+std::vector<pid_t> children_of(pid_t parent);
+
+/// True if none of the processes runs after at most that many seconds. Zombies do not count.
+bool all_gone_within(const std::vector<pid_t>& pids, double seconds);
+
 }  // namespace ddp::test

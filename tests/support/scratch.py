@@ -1,9 +1,12 @@
-"""A test case with a folder of its own."""
+"""A test case with a folder of its own; and checks outside of unittest, which run side by side because most of their time is waiting."""
 
+import concurrent.futures
 import os
 import pathlib
 import subprocess
 import tempfile
+import time
+import traceback
 import unittest
 
 
@@ -28,3 +31,25 @@ class Scratch(unittest.TestCase):
 
     def script(self, path, text):
         return self.write(path, text, 0o755)
+
+
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def run_cases(cases, workers):
+    """@param cases names, and functions that may return a note; the longest first. @return exit code: 0 if every check holds"""
+    def passes(case):
+        begin = time.monotonic()
+        try:
+            note, passed = case[1]() or "", True
+        except Exception:
+            note, passed = traceback.format_exc(), False
+        print(f"{'ok    ' if passed else 'FAILED'} {case[0]} ({time.monotonic() - begin:.1f} s) {note}", flush=True)
+        return passed
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        passed = list(pool.map(passes, cases))
+    print(f"{sum(passed)} of {len(passed)} passed")
+    return 0 if all(passed) else 1

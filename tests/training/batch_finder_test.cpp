@@ -9,7 +9,7 @@
 #include <regex>
 
 #include "common/base/files.hpp"
-#include "common/base/process_usage.hpp"
+#include "common/base/process.hpp"
 #include "tests/catch.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/threads_as_ranks.hpp"

@@ -12,8 +12,6 @@ from .jobs import flock
 from .scheduler import MOST_RESTARTS, Scheduler
 from .settings import private, refuse
 
-PR_SET_PDEATHSIG = 1
-
 
 def process(pid):
     """Host, boot and process namespace, and start of a process: elsewhere and later its number is another process's."""
@@ -64,7 +62,7 @@ class Local(Scheduler):
                         with open(output, "a", opener=private) as out:
                             child = subprocess.Popen(
                                 job.command, cwd=output.parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                                pass_fds=[lock], preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
+                                pass_fds=[lock], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM))  # PR_SET_PDEATHSIG
                         job.state, job.id, job.process = "running", str(child.pid), process(child.pid)
                     except OSError as error:
                         job.end(None, error.strerror)

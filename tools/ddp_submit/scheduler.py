@@ -15,7 +15,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOB_SH = ROOT / "slurm/job.sh"
 # How often an exit code is answered with another start, as job.sh has it.
 MOST_RESTARTS = {int(code): int(most) for code, most in re.findall(r"^ *(\d+)\) most=\D*(\d+)", JOB_SH.read_text(), re.M)}
-ANSWER_SECONDS = 300
 
 
 def last_line(text):
@@ -84,7 +83,7 @@ class Scheduler:
                        if not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_")) or name == "SLURM_CONF"}
         try:
             result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace",
-                                    stdin=subprocess.DEVNULL, timeout=ANSWER_SECONDS, pass_fds=[jobs.lock])
+                                    stdin=subprocess.DEVNULL, timeout=300, pass_fds=[jobs.lock])
         except (subprocess.TimeoutExpired, OSError) as error:
             return 1, "", f"{command[0]} timed out" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         return result.returncode, result.stdout, result.stderr

@@ -19,11 +19,6 @@ class Work:
     parameters: list[np.ndarray]  # initial weight (out, in) and bias of each layer
     orders: list[np.ndarray]  # data.epoch_order() of each epoch
 
-    def steps(self, epoch, global_batch):
-        """@return indices of the samples of each step"""
-        order = self.orders[epoch]
-        return [order[begin:begin + global_batch] for begin in range(0, len(order), global_batch)]
-
 
 def _draw(options):
     import torch
@@ -51,8 +46,9 @@ def train(options, work, make_batch, step):
     """@param make_batch called between epochs with a step's indices, when the other peers draw their samples
     @param step called with what make_batch returns; returns the loss @return the StepLog"""
     log = StepLog(options)
-    for epoch in range(options.total_epochs):
-        batches = [(make_batch(samples), len(samples)) for samples in work.steps(epoch, options.global_batch)]
+    for epoch, order in enumerate(work.orders):
+        of_steps = np.split(order, range(options.global_batch, len(order), options.global_batch))
+        batches = [(make_batch(samples), len(samples)) for samples in of_steps]
         log.begin_epoch(epoch)
         for batch, share in batches:
             log.end_step(step(*batch), share)

@@ -1,7 +1,4 @@
-"""The part of the stages' command line that bench uses; errors as one line and an exit code.
-
-The command line is checked before any framework is imported, so mistakes are reported at once.
-"""
+"""The stages' options that bench uses, checked before a framework is imported; errors in one line."""
 
 import argparse
 import importlib.metadata
@@ -97,8 +94,7 @@ def _make_parser(program, variants, devices):
 
 def parse(parser, arguments):
     """@return the options by name (`processes` for --nprocs, `learning_rate` for --lr), and `program`, `backend` and
-    `batch_per_rank`
-    @throws UsageError"""
+    `batch_per_rank` @throws UsageError"""
     options = parser.parse_args(arguments)
     options.program = parser.prog
     options.backend = "nccl" if options.device == "cuda" else "gloo"
@@ -111,8 +107,7 @@ def parse(parser, arguments):
 
 def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
     """main() of NAME.py: run(options), if the command line is right and `packages` are installed.
-    @param variants descriptions of the framework's settings, by name
-    @return the exit code"""
+    @param variants descriptions of the framework's settings, by name @return the exit code"""
     if not sys.flags.ignore_environment:  # PYTHONPATH may have packages of another Python, and standard streams may be closed
         while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
             os.set_inheritable(descriptor, True)

@@ -9,12 +9,10 @@ import sys
 
 from .command_line import PeerError, guarded
 
-PR_SET_PDEATHSIG = 1
-
 
 def end_with(parent):
     """From now on SIGKILL ends this process when its parent ends. @param parent the parent's process id, from before the start"""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before prctl()
 

@@ -7,20 +7,11 @@ import time
 
 from .command_line import PeerError
 
-WARMUP_STEPS = 20
-
-
-def peak_rss_mib():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM:"))
-
 
 class StepLog:
     def __init__(self, options, rank=0, mean_over_ranks=lambda value: value):
         """@param mean_over_ranks called by all ranks at the end of an epoch, where the stages' ranks meet too"""
-        self.options = options
-        self.rank = rank
-        self.mean_over_ranks = mean_over_ranks
+        self.options, self.rank, self.mean_over_ranks = options, rank, mean_over_ranks
         self.rows = []
         self.first_step_unix_ms = None
 
@@ -42,8 +33,7 @@ class StepLog:
         self.marks = [self._mark()]
 
     def end_step(self, loss, share):
-        """@param loss float() must be able to read it once the device is idle
-        @param share samples of the step / ranks"""
+        """@param loss float() must be able to read it once the device is idle @param share samples of the step / ranks"""
         self.marks.append(self._mark())
         self.losses.append((loss, share))
         if self.first_step_unix_ms is None:
@@ -62,21 +52,21 @@ class StepLog:
 
     def of_rank(self):
         """Values of this rank for report()."""
-        return {"rows": self.rows, "peak_rss_mib": peak_rss_mib()}
+        with open("/proc/self/status") as file:
+            peak_rss_kib = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
+        return {"rows": self.rows, "peak_rss_mib": peak_rss_kib / 1024}
 
     def report(self, ranks, parameters, moved, backend=None):
         """Rank 0 prints the last line and writes --metrics.
-        @param ranks of_rank() of each rank
-        @param moved distance of all parameters from their initial values
+        @param ranks of_rank() of each rank @param moved distance of all parameters from their initial values
         @throws PeerError if the weights are not finite"""
         if not math.isfinite(moved):
             raise PeerError(f"the weights moved by {moved}, expected a finite distance; a smaller --lr may help")
         options = self.options
-        warmup_steps = min(WARMUP_STEPS, len(self.rows) // 2)
+        warmup_steps = min(20, len(self.rows) // 2)
         step_ms = max(statistics.median(row["step_ms"] for row in rank["rows"][warmup_steps:]) for rank in ranks)
         samples_per_second = options.global_batch / step_ms * 1e3
-        print(f"moved {moved:#.6g} | loss {self.loss:.4f} | step {step_ms:.3f} ms | {samples_per_second:.0f} samples/s",
-              flush=True)
+        print(f"moved {moved:#.6g} | loss {self.loss:.4f} | step {step_ms:.3f} ms | {samples_per_second:.0f} samples/s", flush=True)
         if not options.metrics:
             return
         summary = {
@@ -92,8 +82,7 @@ class StepLog:
             with open(options.metrics, "w") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
         except OSError as error:
-            raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), "
-                            "expected a writable file") from None
+            raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), expected a writable file") from None
 
 
 class CudaStepLog(StepLog):

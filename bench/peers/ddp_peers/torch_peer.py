@@ -14,8 +14,6 @@ from .mlp import Mlp
 from .processes import run_ranks
 from .step_log import CudaStepLog, StepLog
 
-TIMEOUT = datetime.timedelta(seconds=120)
-
 
 def parameter_vector(model):
     """All parameters, float64, on the host."""
@@ -47,7 +45,7 @@ def _train_and_report(rank, options, train, rendezvous):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # loopback, as in the stages on one host
         dist.init_process_group(options.backend, init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes,
-                                timeout=TIMEOUT, device_id=device if options.device == "cuda" else None)
+                                timeout=datetime.timedelta(seconds=120), device_id=device if options.device == "cuda" else None)
     samples = load_samples(options)
     torch.manual_seed(options.seed)
     model = Mlp(options.layers).to(device)

@@ -1,5 +1,4 @@
 // libddp_cuda.so: NCCL's backend, and NCCL within one process, CUDA Graphs, and the module's table.
-//
 // Streams, events and guards are c10's for any device: c10's CUDA classes call the CUDA runtime
 // inline, so the module would have to link it.
 #include <torch/csrc/cuda/nccl.h>

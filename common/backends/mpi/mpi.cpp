@@ -8,15 +8,13 @@
 #include <vector>
 
 #include "common/backends/mpi/mpi_module.hpp"
-#include "common/base/refuse.hpp"
+#include "common/base/exit_codes.hpp"
 
 namespace ddp::mpi {
 namespace {
 
-/// Limit of a call to MPI, because MPI counts in int.
-constexpr size_t kMostElements = size_t{1} << 30;
-/// Limit of each rank's piece in an all-gather, because the pieces go through a buffer.
-constexpr size_t kPieceBytes = size_t{16} << 20;
+constexpr size_t kMostElements = size_t{1} << 30;  // of a call, because MPI counts in int
+constexpr size_t kPieceBytes = size_t{16} << 20;  // of each rank in an all-gather, for its buffer
 
 int open_communicators = 0;
 

@@ -14,8 +14,7 @@ struct MpiModule {
   std::unique_ptr<Communicator> (*connect)(int rank, int world_size);
 };
 
-/// @return nullptr if this build has none
-/// @throws UsageError if it cannot be opened, for example without libmpi
+/// @return nullptr if this build has none @throws UsageError if it cannot be opened (no libmpi)
 inline const MpiModule* mpi_module() {
   static const auto* const module = static_cast<const MpiModule*>(open_module(kMpiModule));
   return module;

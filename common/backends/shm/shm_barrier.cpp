@@ -7,10 +7,9 @@
 #include <fmt/ranges.h>
 
 #include <climits>
-#include <ctime>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/seconds_since.hpp"
+#include "common/base/patience.hpp"
 #include "common/base/worker_pool.hpp"
 
 namespace ddp::shm {
@@ -35,22 +34,12 @@ std::string to_string(const Call& call) {
   return "unknown operation";
 }
 
-/// Time between two checks of a sleeping rank that the other ranks live.
-constexpr std::chrono::milliseconds kCheckInterval{5};
-/// Number of times that other ranks look for the text that a failed rank is writing.
-constexpr int kReasonAttempts = 1000;
-/// Looks for a peer between two reads of the clock. Most waits end before the first read.
-constexpr int kLooksPerClock = 32;
+/// Time between two checks of a sleeping rank that the other ranks live: 5 ms.
+constexpr timespec kCheckInterval{.tv_sec = 0, .tv_nsec = 5'000'000};
+constexpr int kLooksPerClock = 32;  // most waits end before they first read the clock
 
 int64_t now_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds limit) {
-  timespec timeout{};
-  timeout.tv_sec = limit.count() / 1000000;
-  timeout.tv_nsec = limit.count() % 1000000 * 1000;
-  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
 }
 
 void futex_wake_all(std::atomic<uint32_t>& word) {
@@ -86,7 +75,12 @@ bool Barrier::begin(Call call) {
   for (int peer = 0; peer < world_size(); ++peer) {
     const Call& theirs = page(peer).progress.calls[sequence_ % 2];
     if (!same_collective(theirs, call)) {
-      fail_mismatch(peer);
+      const auto [first, second] = std::minmax(rank_, peer);
+      const auto name = [this](int rank) {
+        return to_string(page(rank).progress.calls[sequence_ % 2]);
+      };
+      fail(fmt::format("rank {} calls {}, rank {} calls {}, expected the same on every rank", first,
+                       name(first), second, name(second)));
     }
     same_place =
         same_place && theirs.region == call.region && theirs.region_offset == call.region_offset;
@@ -94,20 +88,15 @@ bool Barrier::begin(Call call) {
   return same_place;
 }
 
-void Barrier::fail_mismatch(int peer) {
-  const int first = std::min(rank_, peer);
-  const int second = std::max(rank_, peer);
-  const auto call = [this](int rank) {
-    return to_string(page(rank).progress.calls[sequence_ % 2]);
-  };
-  fail(fmt::format("rank {} calls {}, rank {} calls {}, expected the same on every rank", first,
-                   call(first), second, call(second)));
-}
-
 void Barrier::meet() {
   patience_.reset();
   arrive();
-  wait_for_all();
+  for (int step = 1; step < world_size(); ++step) {
+    const int peer = (rank_ + step) % world_size();
+    if (!has_arrived(peer) && !spin(peer)) {
+      wait_slowly(peer);
+    }
+  }
 }
 
 void Barrier::arrive() {
@@ -124,15 +113,6 @@ void Barrier::arrive() {
 bool Barrier::has_arrived(int peer) const {
   const uint32_t theirs = page(peer).progress.arrivals.load(std::memory_order_acquire);
   return static_cast<int32_t>(theirs - arrivals_) >= 0;
-}
-
-void Barrier::wait_for_all() {
-  for (int step = 1; step < world_size(); ++step) {
-    const int peer = (rank_ + step) % world_size();
-    if (!has_arrived(peer) && !spin(peer)) {
-      wait_slowly(peer);
-    }
-  }
 }
 
 bool Barrier::spin(int peer) {
@@ -174,7 +154,7 @@ void Barrier::sleep_until_arrival(int peer) {
   const uint32_t seen = theirs.progress.arrivals.load(std::memory_order_seq_cst);
   if (static_cast<int32_t>(seen - arrivals_) < 0) {
     const int64_t begin_ns = now_ns();
-    futex_wait(theirs.progress.arrivals, seen, kCheckInterval);
+    syscall(SYS_futex, &theirs.progress.arrivals, FUTEX_WAIT, seen, &kCheckInterval, nullptr, 0);
     const int64_t woken_ns = theirs.sleepers.woken_ns.load(std::memory_order_relaxed);
     if (has_arrived(peer) && woken_ns > begin_ns) {
       spin_budget_.woken_after(now_ns() - woken_ns);
@@ -204,12 +184,13 @@ void Barrier::check_peers() {
     if (peer == rank_ || has_arrived(peer)) {
       continue;
     }
+    const std::string name = fmt::format("rank {} (pid {})", peer, page(peer).pid.load());
     // The peer may have arrived between the two checks.
     if (const char* const gone = how_gone(peer); gone != nullptr && !has_arrived(peer)) {
       throw_if_failed();
-      fail(fmt::format("{} {} {}", name_and_pid(peer), gone, to_string(call_)));
+      fail(fmt::format("{} {} {}", name, gone, to_string(call_)));
     }
-    missing.push_back(name_and_pid(peer));
+    missing.push_back(name);
   }
   if (late && !missing.empty()) {
     fail(fmt::format("{}: {} did not arrive within {} s, expected all {} ranks", to_string(call_),
@@ -237,21 +218,15 @@ void Barrier::throw_if_failed() {
   if (failure.state.load(std::memory_order_acquire) == 0) {
     return;
   }
-  for (int attempt = 0; attempt < kReasonAttempts && failure.state != 2; ++attempt) {
-    usleep(100);
+  for (int attempt = 0; attempt < 1000 && failure.state != 2; ++attempt) {
+    usleep(100);  // the failed rank is writing its reason
   }
   if (failure.state != 2) {
     throw Error(ExitCode::kTrainingFailed, to_string(call_) + ": another rank failed");
   }
-  if (failure.rank == rank_) {
-    throw Error(ExitCode::kTrainingFailed, failure.reason.data());
-  }
-  throw Error(ExitCode::kTrainingFailed,
-              fmt::format("rank {} failed: {}", failure.rank, failure.reason.data()));
-}
-
-std::string Barrier::name_and_pid(int peer) const {
-  return fmt::format("rank {} (pid {})", peer, page(peer).pid.load());
+  const std::string origin =
+      failure.rank == rank_ ? "" : fmt::format("rank {} failed: ", failure.rank);
+  throw Error(ExitCode::kTrainingFailed, origin + failure.reason.data());
 }
 
 }  // namespace ddp::shm

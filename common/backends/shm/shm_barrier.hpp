@@ -76,15 +76,13 @@ class Barrier {
   Barrier(const Barrier&) = delete;
   Barrier& operator=(const Barrier&) = delete;
 
-  /// Begins a collective: meets the other ranks, and compares their calls.
-  /// @param call this rank's call; its sequence is set here
+  /// Begins a collective: numbers this rank's call, meets the other ranks, compares their calls.
   /// @return true if all ranks' elements lie at the same place of the same region
   bool begin(Call call);
   /// Meets the other ranks again, within the collective of begin().
   void meet();
 
-  /// See Communicator::stop().
-  void stop(Stop stop) { page(rank_).stop = stop; }
+  void stop(Stop stop) { page(rank_).stop = stop; }  ///< see Communicator::stop()
 
   uint64_t sequence() const noexcept { return sequence_; }  ///< number of collectives so far
 
@@ -92,7 +90,6 @@ class Barrier {
   int world_size() const noexcept { return static_cast<int>(pages_.size()); }
   ControlPage& page(int rank) const { return *pages_[static_cast<size_t>(rank)]; }
   void arrive();
-  void wait_for_all();
   /// @return true if `peer` has arrived, false if this rank should sleep
   bool spin(int peer);
   void wait_slowly(int peer);
@@ -104,8 +101,6 @@ class Barrier {
   void throw_if_failed();
   /// Marks the job as failed and throws. @param reason one line
   [[noreturn]] void fail(const std::string& reason);
-  [[noreturn]] void fail_mismatch(int peer);
-  std::string name_and_pid(int peer) const;
 
   int rank_;
   std::vector<ControlPage*> pages_;

@@ -17,10 +17,8 @@ constexpr size_t kSlotsEnd = kControlBytes + 2 * Collectives::kSlotBytes;
 /// smaller mailboxes ranks meet more often.
 constexpr size_t kMailboxesBytes = 32 << 20;
 constexpr size_t kLargestMailboxBytes = 4 << 20;
-/// Limit for all slots together; for more bytes mailboxes are faster.
-constexpr size_t kSlotsReadBytes = 64 << 10;
-/// Room for the texts of Segment::create(), errors included.
-constexpr size_t kTextBytes = 512;
+constexpr size_t kSlotsReadBytes = 64 << 10;  // of all slots; for more, mailboxes are faster
+constexpr size_t kTextBytes = 512;  // for a text of Segment::create(), errors included
 
 size_t round_down(size_t bytes, size_t unit) {
   return bytes / unit * unit;
@@ -41,8 +39,7 @@ std::vector<ControlPage*> control_pages(const std::vector<std::byte*>& parts) {
   return pages;
 }
 
-}  // namespace
-
+/// Host name and boot id, because two hosts may both be called localhost.
 std::string host_identity() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
@@ -50,6 +47,8 @@ std::string host_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
   return fmt::format("{} (boot id {})", name.data(), boot_id);
 }
+
+}  // namespace
 
 size_t Collectives::part_bytes(int world_size) {
   return kSlotsEnd + mailbox_bytes(world_size);
@@ -156,8 +155,7 @@ void Collectives::reduce_through_mailboxes(std::byte* data, size_t count, DType 
   const size_t bytes = count * unit;
   for (size_t begin = 0; begin < bytes; begin += stripe_bytes * ranks_) {
     const size_t piece = std::min(stripe_bytes * ranks_, bytes - begin);
-    const size_t each = (piece / ranks_ + kLineBytes) / kLineBytes * kLineBytes;
-    const size_t part = std::min(each, stripe_bytes);
+    const size_t part = std::min(round_down(piece / ranks_ + kLineBytes, kLineBytes), stripe_bytes);
     const auto range = [&](size_t r) {
       return std::pair{std::min(r * part, piece), std::min((r + 1) * part, piece)};
     };
@@ -203,11 +201,10 @@ void Collectives::exchange(const Call& call, const void* input, void* const* out
   const auto* const source = static_cast<const std::byte*>(input);
   const auto collect = [&](size_t begin, size_t size, const auto& place_of) {
     for (size_t r = 0; r < ranks_; ++r) {
-      if (outputs[r] == nullptr || outputs[r] == input || size == 0) {
-        continue;
+      if (outputs[r] != nullptr && outputs[r] != input && size > 0) {
+        std::memcpy(static_cast<std::byte*>(outputs[r]) + begin,
+                    r == own_ ? source + begin : place_of(r), size);
       }
-      std::memcpy(static_cast<std::byte*>(outputs[r]) + begin,
-                  r == own_ ? source + begin : place_of(r), size);
     }
   };
   if (bytes <= kSlotBytes) {

@@ -7,12 +7,8 @@
 
 namespace ddp::shm {
 
-/// Host name and boot id, because two hosts may both be called localhost.
-std::string host_identity();
-
 /// The ranks are on several hosts.
-class SeveralHosts : public SegmentError {
- public:
+struct SeveralHosts : SegmentError {
   using SegmentError::SegmentError;
 };
 
@@ -24,9 +20,8 @@ class SeveralHosts : public SegmentError {
 ///   mailbox and writes the result into its own mailbox. Each rank collects the stripes.
 /// - Larger, in a region (see allocate()): rank r combines its stripe of all ranks' tensors in
 ///   place and writes the result to each tensor. Nothing is copied.
-/// Every sum is made in the order of the ranks, so all ranks get the same bits, in every run.
-///
-/// The calling thread does the work: with a rank on every core, no core is left for a helper.
+/// Sums are made in the order of the ranks, so all ranks get the same bits, in every run. The
+/// calling thread does the work: with a rank on every core, no core is left for a helper.
 class Collectives : public Communicator {
  public:
   static constexpr size_t kSlotBytes = 8192;

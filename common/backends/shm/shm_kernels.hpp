@@ -7,10 +7,8 @@
 
 namespace ddp::shm {
 
-/// Limit for the ranks of one host.
-inline constexpr int kMaxRanks = 64;
-/// Bytes of a cache line.
-inline constexpr size_t kLineBytes = 64;
+inline constexpr int kMaxRanks = 64;  ///< limit for the ranks of one host
+inline constexpr size_t kLineBytes = 64;  ///< of a cache line
 
 /// outputs[...][i] = inputs[0][i] + inputs[1][i] + ..., in the order of the inputs; kAverage
 /// divides the sum by the number of inputs. The maximum and the minimum are NaN if an input is NaN.

@@ -24,12 +24,7 @@ std::string because(int error) {
 
 /// Lock of an open file on a single byte (OFD lock).
 struct flock lock_of_byte(int byte) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = byte;
-  lock.l_len = 1;
-  return lock;
+  return {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1, .l_pid = 0};
 }
 
 }  // namespace

@@ -10,23 +10,19 @@
 
 namespace ddp::shm {
 
-/// Exchanges texts between ranks that share no memory yet: returns every rank's text, by rank.
-/// Collective.
+/// Collective: exchanges texts of ranks that share no memory yet. Returns all texts, by rank.
 using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
 /// Says in one line why the ranks cannot share memory. The text is the same on every rank.
-class SegmentError : public std::runtime_error {
- public:
+struct SegmentError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 /// Mapping with a part for each rank. Rank r's part begins at a page and is zero at first. Rank r
 /// allocates it, so that it lies in the memory of its NUMA node. All memory is reserved at the
-/// start: a later store cannot run out of memory, which would be a SIGBUS.
-///
-/// The memory is rank 0's and has no name, so nothing can be left behind, and /dev/shm may be
-/// small. The other ranks open rank 0's descriptor in /proc, which the kernel allows to processes
-/// of one user in one pid namespace.
+/// start: a later store cannot run out of memory, which would be a SIGBUS. The memory is rank 0's
+/// and has no name, so nothing can be left behind, and /dev/shm may be small. The others open rank
+/// 0's descriptor in /proc, which the kernel allows to processes of one user in one pid namespace.
 class Segment {
  public:
   /// Collective: calls `exchange` twice on every rank.
@@ -41,10 +37,9 @@ class Segment {
   std::byte* part(int rank) const { return base_ + static_cast<size_t>(rank) * stride_bytes_; }
   std::vector<std::byte*> parts() const;
 
-  /// True while the process of `rank` has its segment: it holds a lock on its byte of the file, and
-  /// the kernel releases the lock when the process ends. Another process with the same pid is not
-  /// mistaken for it. A child that `rank` forked keeps the lock until it ends or executes another
-  /// program.
+  /// True while the process of `rank` has its segment: it locks its byte of the file, and the
+  /// kernel unlocks it when the process ends. Another process with the same pid is not mistaken for
+  /// it. A child that `rank` forked keeps the lock until it ends or executes another program.
   bool is_held_by(int rank) const;
 
  private:

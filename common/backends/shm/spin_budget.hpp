@@ -12,9 +12,7 @@ namespace ddp::shm {
 /// later often needs this very processor, because there are more ranks than processors, or other
 /// programs. So spins that find nobody may take at most 1/32 of the time. Once that budget is
 /// spent, a wait sleeps after kBriefly_ns. The budget grows with time: ranks that have begun to
-/// sleep spin again after the time of 32 spins.
-///
-/// The class reads no clock, so that a test can run it on a clock of its own.
+/// sleep spin again after the time of 32 spins. The class reads no clock: a test brings its own.
 class SpinBudget {
  public:
   /// @param now_ns time of any clock that only advances @return time to spin now
