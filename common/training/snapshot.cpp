@@ -182,9 +182,7 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   }
   refusal = group.board().from_rank_0("snapshot refusal", refusal);
   if (!refusal.empty()) {
-    if (&group == find_default_process_group()) {
-      destroy_process_group(site);  // rank 0 stays until the other ranks have the answer
-    }
+    group.board().wait_for_readers("snapshot refusal");
     throw Error(ExitCode::kSnapshotRefused, refusal);
   }
   const std::string path = group.board().from_rank_0("snapshot path", newest.first);
