@@ -46,16 +46,17 @@ std::string ratio(double value) {
 }
 
 /// Value of a column's key; null if it is not known.
-Json value_of(Json run, const std::string& key) {
+const Json& value_of(const Json& run, const std::string& key) {
+  const Json* value = &run;
   for (const std::string& name : split(key, '.')) {
-    run = Json(run.at(name));
+    value = &value->at(name);
   }
-  return run;
+  return *value;
 }
 
 /// A run's number as columns.list says.
 std::string shown(const Column& column, const Json& run) {
-  const Json value = value_of(run, column.keys.at(0));
+  const Json& value = value_of(run, column.keys.at(0));
   if (column.shown == "sum") {
     return significant(std::accumulate(value.begin(), value.end(), 0.0, [](double sum, auto& part) {
       return sum + (part.is_null() ? 0 : part.template get<double>());
@@ -66,7 +67,7 @@ std::string shown(const Column& column, const Json& run) {
   }
   const auto number = value.get<double>();
   if (column.shown == "ratio") {
-    const Json ends = value_of(run, column.keys.at(1));
+    const Json& ends = value_of(run, column.keys.at(1));
     return ratio(number) +
            (ends.is_null() ? "" : fmt::format(" ({}-{})", ratio(ends[0]), ratio(ends[1])));
   }
