@@ -79,15 +79,15 @@ constexpr std::chrono::milliseconds kOthersNotice(300);
 constexpr std::chrono::milliseconds kOthersTime(1000);
 constexpr std::chrono::seconds kStoreAnswers{1};
 
-std::vector<int> ask_store(Board board, int world_size, bool timed_out) {
+std::vector<int> ask_store(c10d::Store& store, Board board, bool timed_out) {
   const std::string kWaits = "late/waits";
-  const std::string kTimedOut = "late/timed out";
+  const std::string kTimedOut = "late/timed out";  // one key for all ranks: a single question
   board.leave(kWaits);
   if (timed_out) {
-    board.leave(kTimedOut);
+    store.set(kTimedOut, "yes");
   }
   std::this_thread::sleep_for(kOthersNotice);
-  if (board.missing(kTimedOut).size() == static_cast<size_t>(world_size)) {
+  if (!store.check({kTimedOut})) {
     return {};
   }
   std::this_thread::sleep_for(kOthersTime);
@@ -99,10 +99,9 @@ std::vector<int> ask_store(Board board, int world_size, bool timed_out) {
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out) {
   try {
+    const Board board(store, launch.rank, launch.world_size, store->getTimeout());
     if (auto late =
-            ask_in_time([board = Board(store, launch.rank, launch.world_size, store->getTimeout()),
-                         world_size = launch.world_size,
-                         timed_out] { return ask_store(board, world_size, timed_out); },
+            ask_in_time([store, board, timed_out] { return ask_store(*store, board, timed_out); },
                         kOthersNotice + kOthersTime + kStoreAnswers)) {
       return *std::move(late);
     }
