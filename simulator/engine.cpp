@@ -19,7 +19,6 @@ struct Call {
   const Operation* operation = &kBarrier;
   int64_t bytes = 0;
   int other = 0;  ///< root of a broadcast, or the other rank of a message
-  std::string name{};
   std::vector<float> values{};  ///< values of a send, and of its recv once it is done
   std::span<float> target{};  ///< for a recv: memory for the values
   double issued_us = 0;
@@ -33,13 +32,10 @@ struct Call {
   }
   Traffic traffic(int ranks) const { return operation->traffic(ranks, static_cast<double>(bytes)); }
   std::string text() const {
-    const char* const of_other = is(kSend)        ? " to rank {}"
-                                 : is(kRecv)      ? " from rank {}"
-                                 : is(kBroadcast) ? " with root {}"
-                                                  : "";
     return fmt::format("{}{} of {} bytes", operation->name,
-                       fmt::format(fmt::runtime(of_other), other), bytes);
+                       fmt::format(fmt::runtime(operation->of_other), other), bytes);
   }
+  const char* lane_name() const { return is_message() ? "message" : operation->name; }
 };
 
 namespace {
@@ -125,8 +121,7 @@ class Engine {
              call.is_message() ? "another rank of" : "a root from", world_size() - 1);
     }
     call.issued_us = self.now_us;
-    self.calls.push_back(std::move(call));
-    Call& added = self.calls.back();
+    Call& added = self.calls.emplace_back(std::move(call));
     if (!added.is(kRecv)) {
       self.out.queue.push_back(&added);
     }
@@ -156,7 +151,7 @@ class Engine {
       self.awaited = nullptr;
     }
     if (*call.end_us > self.now_us) {
-      self.record.waiting.push_back({self.now_us, *call.end_us, call.name});
+      self.record.waiting.push_back({self.now_us, *call.end_us, call.lane_name()});
       self.record.waited_us += *call.end_us - self.now_us;
       self.now_us = *call.end_us;
     }
@@ -205,7 +200,7 @@ class Engine {
     const Traffic sent = call.traffic(world_size());
     self.record.sent.messages += sent.messages;
     self.record.sent.bytes += sent.bytes;
-    self.record.communication.push_back({begin_us, end_us, call.name});
+    self.record.communication.push_back({begin_us, end_us, call.lane_name()});
     for (Lane* const lane : {&self.out, &self.in}) {
       if (lane->head() == &call) {
         lane->queue.pop_front();
@@ -288,16 +283,6 @@ Engine& current() {
   return *engine;
 }
 
-Handle start(const Operation& operation, int64_t bytes, const std::string& name, int other = 0,
-             std::vector<float> values = {}, std::span<float> target = {}) {
-  return current().start({.operation = &operation,
-                          .bytes = bytes,
-                          .other = other,
-                          .name = name,
-                          .values = std::move(values),
-                          .target = target});
-}
-
 }  // namespace
 
 int my_rank() {
@@ -315,27 +300,32 @@ void compute(double us, const std::string& name) {
   self.record.compute.push_back({self.now_us, self.now_us + us, name});
   self.now_us += us;
 }
-Handle all_reduce(int64_t bytes, const std::string& name) {
-  return start(kAllReduce, bytes, name);
+Handle all_reduce(int64_t bytes) {
+  return current().start({.operation = &kAllReduce, .bytes = bytes});
 }
-Handle reduce_scatter(int64_t bytes, const std::string& name) {
-  return start(kReduceScatter, bytes, name);
+Handle reduce_scatter(int64_t bytes) {
+  return current().start({.operation = &kReduceScatter, .bytes = bytes});
 }
-Handle all_gather(int64_t bytes, const std::string& name) {
-  return start(kAllGather, bytes, name);
+Handle all_gather(int64_t bytes) {
+  return current().start({.operation = &kAllGather, .bytes = bytes});
 }
-Handle broadcast(int64_t bytes, int root, const std::string& name) {
-  return start(kBroadcast, bytes, name, root);
+Handle broadcast(int64_t bytes, int root) {
+  return current().start({.operation = &kBroadcast, .bytes = bytes, .other = root});
 }
 Handle barrier() {
-  return start(kBarrier, 0, "barrier");
+  return current().start({.operation = &kBarrier});
 }
 Handle send(int to, std::span<const float> values) {
-  return start(kSend, static_cast<int64_t>(values.size_bytes()), "message", to,
-               {values.begin(), values.end()});
+  return current().start({.operation = &kSend,
+                          .bytes = static_cast<int64_t>(values.size_bytes()),
+                          .other = to,
+                          .values = {values.begin(), values.end()}});
 }
 Handle recv(int from, std::span<float> values) {
-  return start(kRecv, static_cast<int64_t>(values.size_bytes()), "message", from, {}, values);
+  return current().start({.operation = &kRecv,
+                          .bytes = static_cast<int64_t>(values.size_bytes()),
+                          .other = from,
+                          .target = values});
 }
 void wait(Handle handle) {
   current().wait(*handle.call);

@@ -1,8 +1,11 @@
 // simulator/simulate.cpp - main() of a simulated program: command line, drawing, verdict.
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <iostream>
+#include <ranges>
 #include <set>
 
 #include "common/base/command_line.hpp"
@@ -102,7 +105,8 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
   for (const Target& target : targets) {
     const bool is_met = target.is_met(simulation);
     all_met = all_met && is_met;
-    std::cout << fmt::format("target {}: {}, {:.12g}\n", target.text(), is_met ? "met" : "missed",
+    std::cout << fmt::format("target {} {} {:.12g}: {}, {:.12g}\n", target.quantity.name,
+                             target.relation, target.bound, is_met ? "met" : "missed",
                              target.quantity.of(simulation));
   }
   for (const std::string& complaint : simulation.complaints) {
@@ -113,6 +117,18 @@ int run(const SimulatorOptions& options, const std::function<void()>& rank,
 }
 
 }  // namespace
+
+double Quantity::of(const Simulation& simulation) const {
+  return std::ranges::max(simulation.ranks | std::views::transform(of_rank));
+}
+
+bool Target::is_met(const Simulation& simulation) const {
+  const double value = quantity.of(simulation);
+  const double rounding = 1e-12 * std::max(std::abs(value), std::abs(bound));
+  return relation == "<="   ? value <= bound + rounding
+         : relation == ">=" ? value >= bound - rounding
+                            : std::abs(value - bound) <= rounding;
+}
 
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets, int nprocs) {

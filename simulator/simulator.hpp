@@ -13,10 +13,10 @@
 #include <initializer_list>
 #include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "simulator/network.hpp"
-#include "simulator/targets.hpp"
 
 namespace ddp::sim {
 
@@ -41,10 +41,10 @@ int world_size();
 
 void compute(double us, const std::string& name = "compute");
 
-Handle all_reduce(int64_t bytes, const std::string& name = "all_reduce");
-Handle reduce_scatter(int64_t bytes, const std::string& name = "reduce_scatter");
-Handle all_gather(int64_t bytes, const std::string& name = "all_gather");
-Handle broadcast(int64_t bytes, int root = 0, const std::string& name = "broadcast");
+Handle all_reduce(int64_t bytes);
+Handle reduce_scatter(int64_t bytes);
+Handle all_gather(int64_t bytes);
+Handle broadcast(int64_t bytes, int root = 0);
 Handle barrier();
 
 /// Message of numbers, which are copied: send() reads `values`, and the receiver's wait() writes
@@ -87,6 +87,37 @@ struct Simulation {
 /// naming the call that each rank waits for, or the exception of a rank
 Simulation run_ranks(const std::function<void()>& rank, int nprocs, const Network& network,
                      const std::map<std::string, double>& parameters = {});
+
+struct Quantity;
+
+/// Target of a run: "step_us <= 900".
+struct Target {
+  const Quantity& quantity;
+  std::string relation;  ///< "<=", ">=" or "=="
+  double bound;
+
+  /// Compares with a tolerance of 1e-12, because sums in another order round differently.
+  bool is_met(const Simulation& simulation) const;
+};
+
+/// Number of a finished run: the largest value of the ranks.
+struct Quantity {
+  const char* name;
+  double (*of_rank)(const RankRecord& rank);
+
+  double of(const Simulation& simulation) const;
+  Target operator<=(double bound) const { return {*this, "<=", bound}; }
+  Target operator>=(double bound) const { return {*this, ">=", bound}; }
+  Target operator==(double bound) const { return {*this, "==", bound}; }
+};
+
+inline constexpr Quantity step_us{"step_us", [](const RankRecord& rank) { return rank.end_us; }};
+inline constexpr Quantity waited_us{"waited_us",
+                                    [](const RankRecord& rank) { return rank.waited_us; }};
+inline constexpr Quantity messages{"messages",
+                                   [](const RankRecord& rank) { return rank.sent.messages; }};
+inline constexpr Quantity sent_bytes{"sent_bytes",
+                                     [](const RankRecord& rank) { return rank.sent.bytes; }};
 
 /// main() of a simulated program: reads the command line (see --help), runs the ranks, draws their
 /// lanes and checks the targets. @param nprocs number of ranks without --nprocs
