@@ -2,8 +2,13 @@
 # Stage 03 on a node: the program starts a process per GPU itself; without GPUs --ntasks-per-node processes.
 #   sbatch slurm/03_ddp_spawn.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/03_ddp_spawn.sh 50 10 --dataset digits
-#SBATCH --job-name=03_ddp_spawn --output=03_ddp_spawn-%j.out --open-mode=append
-#SBATCH --requeue --signal=B:USR1@90 --nodes=1 --ntasks-per-node=2
+#SBATCH --job-name=03_ddp_spawn
+#SBATCH --output=03_ddp_spawn-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
 stage=03_ddp_spawn
 (($# > 0)) || set -- 50 10
 # With GPUs the program counts them itself.

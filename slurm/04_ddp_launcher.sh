@@ -2,8 +2,13 @@
 # Stage 04 on a node: srun starts a process per GPU; without GPUs --ntasks-per-node processes.
 #   sbatch slurm/04_ddp_launcher.sh
 #   sbatch --gpus-per-node=8 --cpus-per-gpu=4 slurm/04_ddp_launcher.sh 50 10 --dataset digits
-#SBATCH --job-name=04_ddp_launcher --output=04_ddp_launcher-%j.out --open-mode=append
-#SBATCH --requeue --signal=B:USR1@90 --nodes=1 --ntasks-per-node=2
+#SBATCH --job-name=04_ddp_launcher
+#SBATCH --output=04_ddp_launcher-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
 stage=04_ddp_launcher
 (($# > 0)) || set -- 50 10
 

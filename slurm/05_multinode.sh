@@ -2,8 +2,13 @@
 # Stage 05 on all nodes of the job: srun starts a process per GPU; without GPUs --ntasks-per-node processes on each node.
 #   sbatch slurm/05_multinode.sh
 #   sbatch --nodes=4 --gpus-per-node=8 --cpus-per-gpu=4 slurm/05_multinode.sh 50 10 --dataset digits
-#SBATCH --job-name=05_multinode --output=05_multinode-%j.out --open-mode=append
-#SBATCH --requeue --signal=B:USR1@90 --nodes=2 --ntasks-per-node=2
+#SBATCH --job-name=05_multinode
+#SBATCH --output=05_multinode-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
 stage=05_multinode
 (($# > 0)) || set -- 50 10
 

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # The benchmark on 1, 2, 4, ... nodes of the job, as one report, bench-<jobid>.json. Arguments go to bench.
 #   sbatch --nodes=4 --gpus-per-node=8 --cpus-per-gpu=4 slurm/bench.sh --models S,M
-#SBATCH --job-name=bench --output=bench-%j.out --no-requeue --nodes=2 --ntasks-per-node=2
+#SBATCH --job-name=bench
+#SBATCH --output=bench-%j.out
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
 stage=bench
 
 # slurmd runs a copy of this file. Slurm knows where the original is; a copy of yours finds the checkout where sbatch was called.

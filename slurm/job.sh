@@ -2,7 +2,9 @@
 # Body of every Slurm job here. It runs a command, under srun if the command needs a launcher, and passes signals on to it.
 # If the command asks for another start (exit codes 75 and 85), it has Slurm start the job again.
 #   sbatch --nodes=2 --ntasks-per-node=2 slurm/job.sh "$PWD/build/bin/05_multinode" 50 10
-#SBATCH --open-mode=append --requeue --signal=B:USR1@90
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@90
 set -euo pipefail
 
 name=${1:-job.sh} name=${name##*/}

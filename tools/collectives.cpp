@@ -223,19 +223,6 @@ std::string choose_backend(const CommandOptions& options, int ranks, const std::
   return only_gloo ? kGloo : options.backend;
 }
 
-/// @throws UsageError if the world does not fit the command line
-void check_world(const CommandOptions& options, int ranks, const std::string& launcher) {
-  if (ranks != options.nprocs.value_or(ranks)) {
-    refuse("--nprocs: got {}, expected {}, what {} started", *options.nprocs, ranks, launcher);
-  }
-  if (ranks > kMaxRanks) {
-    refuse("got {} ranks ({}), expected at most {}", ranks, launcher, kMaxRanks);
-  }
-  if (options.root >= ranks) {
-    refuse("--root: got {}, expected 0 to {}", options.root, ranks - 1);
-  }
-}
-
 /// Column of the table, with numbers of equal width: "[ 1  2 | 11 12]".
 /// @param cells every rank's tensor or remark
 std::vector<std::string> column(const std::string& title, std::vector<std::string> cells) {
@@ -296,7 +283,15 @@ int run(int argc, char** argv, std::string& who) {
   const std::string launcher = is_rank ? environment.launcher : kSpawnLauncher.name;
   const int ranks = is_rank ? environment.world_size : options.nprocs.value_or(2);
   who = name_of_rank(environment);
-  check_world(options, ranks, launcher);
+  if (ranks != options.nprocs.value_or(ranks)) {
+    refuse("--nprocs: got {}, expected {}, what {} started", *options.nprocs, ranks, launcher);
+  }
+  if (ranks > kMaxRanks) {
+    refuse("got {} ranks ({}), expected at most {}", ranks, launcher, kMaxRanks);
+  }
+  if (options.root >= ranks) {
+    refuse("--root: got {}, expected 0 to {}", options.root, ranks - 1);
+  }
   options.backend = choose_backend(options, ranks, launcher);
   if (!is_rank) {
     return start_ranks(program_name(), {argv, argv + argc}, ranks);

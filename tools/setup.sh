@@ -29,7 +29,7 @@ case ${1:-all} in
             # clusters of Slurm and HTCondor
             slurm-wlm debootstrap iproute2
         )
-        requirements+=(tests/requirements.txt)
+        requirements+=(tests/bench/requirements.txt)
         target=all tests=ON
         ;;
     *) die 2 "got \"$1\", expected bench or all" ;;

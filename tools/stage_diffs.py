@@ -32,7 +32,7 @@ def changed_code_lines(after, before):
 
 
 def hunks(after):
-    """The hunks with one line of context, without the files' first comments."""
+    """The lines of each hunk, with one line of context, without the files' first comments."""
     def body(path):
         lines = lines_of(path)
         return lines[next(i for i, line in enumerate(lines) if line.startswith("#include")):]
@@ -43,7 +43,7 @@ def hunks(after):
             result.append([])
         else:
             result[-1].append(line.rstrip())
-    return ["\n".join(hunk) for hunk in result]
+    return result
 
 
 def update_page(path, page):
@@ -54,11 +54,11 @@ def update_page(path, page):
         marker, after, is_new, texts = match.groups()
         lines = []
         for text in texts.split(" | ") if is_new else [texts]:
-            found = [hunk for hunk in hunks(after) if any(line[:1] in "+-" and text in line for line in hunk.splitlines() if line)]
+            found = [hunk for hunk in hunks(after) if any(line[:1] in "+-" and text in line for line in hunk if line)]
             if len(found) != 1:
                 complaints.append(f"{name}: {marker.strip()}: {len(found)} hunks change a line with {text}, expected 1")
                 return match[0]
-            hunk = found[0].split("\n")
+            hunk = found[0]
             if is_new:
                 hunk = [line for line in hunk if line[:1] != "-" and line.strip("+ ")]
                 hunk = hunk[next((i for i, line in enumerate(hunk) if line[0] == "+"), len(hunk)):]

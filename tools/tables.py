@@ -124,7 +124,7 @@ def peers(report, model):
     return table(["framework", "ranks", "transport", *heads(*columns), "ours", *heads(columns[0]), "our speed / its"], rows)
 
 
-def meanings():
+def columns(_report, _argument):
     return table(["number", "meaning"], [[", ".join(f"`{key}`" for key in keys), meaning] for keys, _, _, meaning in COLUMNS.values() if meaning != "-"])
 
 
@@ -135,6 +135,9 @@ def origin(report, _):
         f"up to {settings['repetitions']} launches of each program: `{settings['command']}`", 100, break_long_words=False, break_on_hyphens=False)
 
 
+KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, origin, columns)}
+
+
 def update_page(page, text):
     """What its text should be, and complaints."""
     complaints = []
@@ -142,9 +145,7 @@ def update_page(page, text):
     def filled(match):
         marker, kind, argument, file, _ = match.groups()
         try:
-            if kind == "columns":
-                return marker + meanings()
-            return marker + {"scaling": scaling, "pays": pays, "pieces": pieces, "peers": peers, "origin": origin}[kind](load(ROOT / file), argument)
+            return marker + KINDS[kind](load(ROOT / file) if file else None, argument)
         except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]

@@ -57,10 +57,9 @@ def place_in_core(cpu):
     """Sort key: the first CPU of every physical core comes before any core's second CPU."""
     try:
         with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-            first, *others = re.split("[,-]", file.read().strip())
+            return int(re.match("[0-9]+", file.read())[0]) != cpu, cpu
     except OSError:  # unknown
-        first, others = cpu, []
-    return int(first) != cpu, cpu
+        return False, cpu
 
 
 def run(options):

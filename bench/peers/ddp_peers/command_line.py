@@ -69,7 +69,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}, expected what --help lists")
 
 
-def _make_parser(program, variants, devices):
+def parse(program, variants, devices):
+    """@return the options of the command line by name (`processes` for --nprocs, `learning_rate` for --lr), and `program`, `backend`
+    and `batch_per_rank` @throws UsageError"""
     parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Trains the stages' model on synthetic data as a peer of the C++ stages.",
                      epilog="variants:\n" + "".join(f"  {name:<10}{text}\n" for name, text in variants.items())
@@ -89,14 +91,8 @@ def _make_parser(program, variants, devices):
     add("--seed", type=integer, default=42, metavar="N", help="seed of weights, data and order (default 42)")
     add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
     add("--metrics", metavar="FILE", help="file for a JSON line per rank and step, then the summary")
-    return parser
-
-
-def parse(parser, arguments):
-    """@return the options by name (`processes` for --nprocs, `learning_rate` for --lr), and `program`, `backend` and
-    `batch_per_rank` @throws UsageError"""
-    options = parser.parse_args(arguments)
-    options.program = parser.prog
+    options = parser.parse_args()
+    options.program = program
     options.backend = "nccl" if options.device == "cuda" else "gloo"
     options.global_batch = options.global_batch or DEFAULT_BATCH_PER_RANK * options.processes
     options.batch_per_rank, rest = divmod(options.global_batch, options.processes)
@@ -116,7 +112,7 @@ def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
     sys.path.append(sys.path.pop(0))
 
     def checked():
-        options = parse(_make_parser(program, variants, devices), sys.argv[1:])
+        options = parse(program, variants, devices)
         for package in packages:
             try:
                 importlib.metadata.version(package)

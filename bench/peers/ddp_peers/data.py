@@ -4,24 +4,16 @@ The generator calls are the same as in common/data/dataset.cpp and common/data/d
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 NOISE, LOGIT_SCALE = 0.1, 3.0
 
 
-@dataclass
-class Samples:
+class Samples(NamedTuple):
     input: torch.Tensor  # (size, in_features) float32
     target: torch.Tensor  # (size) int64 classes, or (size, 1) float32 values
-
-    def to(self, device):
-        return Samples(self.input.to(device), self.target.to(device))
-
-    def empty(self, size):
-        """@return uninitialised samples of the same shape and type"""
-        return Samples(*(tensor.new_empty(size, *tensor.shape[1:]) for tensor in (self.input, self.target)))
 
 
 def seeded_generator(seed):
@@ -62,11 +54,11 @@ class GatherLoader:
     Iterates over (input, target, share of the step), see step_shares()."""
 
     def __init__(self, samples, options, rank, device):
-        self.samples = samples.to(device)
+        self.samples = Samples(*(tensor.to(device) for tensor in samples))
         self.options = options
         self.rank = rank
         self.shares = step_shares(options)
-        self.batch = self.samples.empty(0)
+        self.batch = Samples(*(tensor[:0] for tensor in self.samples))
 
     def set_epoch(self, epoch):
         own = epoch_order(self.options, epoch)[self.rank::self.options.processes].contiguous().to(self.samples.input.device)
@@ -77,7 +69,7 @@ class GatherLoader:
     def __iter__(self):
         for share, indices in zip(self.shares, self.indices):
             if len(indices) != len(self.batch.input):  # the last batch of an epoch, and the first of the next
-                self.batch = self.samples.empty(len(indices))
+                self.batch = Samples(*(tensor.new_empty(len(indices), *tensor.shape[1:]) for tensor in self.samples))
             torch.index_select(self.samples.input, 0, indices, out=self.batch.input)
             torch.index_select(self.samples.target, 0, indices, out=self.batch.target)
             yield self.batch.input, self.batch.target, share

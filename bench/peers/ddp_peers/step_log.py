@@ -83,23 +83,3 @@ class StepLog:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
         except OSError as error:
             raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), expected a writable file") from None
-
-
-class CudaStepLog(StepLog):
-    """Marks steps by events on the stream, so that the host never waits inside an epoch."""
-
-    def _mark(self):
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _synchronize(self):
-        import torch
-
-        torch.cuda.synchronize()
-
-    def _times_ns(self, marks):
-        self._synchronize()
-        return [self.begin_ns + round(marks[0].elapsed_time(mark) * 1e6) for mark in marks]

@@ -7,17 +7,29 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector
 
 from .command_line import PeerError, UsageError
 from .data import load_samples
 from .mlp import Mlp
 from .processes import run_ranks
-from .step_log import CudaStepLog, StepLog
+from .step_log import StepLog
 
 
-def parameter_vector(model):
-    """All parameters, float64, on the host."""
-    return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()])
+class CudaStepLog(StepLog):
+    """Marks steps by events on the stream, so that the host never waits inside an epoch."""
+
+    def _mark(self):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _synchronize(self):
+        torch.cuda.synchronize()
+
+    def _times_ns(self, marks):
+        self._synchronize()
+        return [self.begin_ns + round(marks[0].elapsed_time(mark) * 1e6) for mark in marks]
 
 
 def _gather(value):
@@ -49,12 +61,12 @@ def _train_and_report(rank, options, train, rendezvous):
     samples = load_samples(options)
     torch.manual_seed(options.seed)
     model = Mlp(options.layers).to(device)
-    initial = parameter_vector(model)
+    initial = parameters_to_vector(model.parameters()).detach().cpu()
 
     log = (CudaStepLog if device.type == "cuda" else StepLog)(options, rank, *[_mean_over_ranks] if rendezvous else [])
     train(options, device, samples, model, log)
 
-    final = parameter_vector(model)
+    final = parameters_to_vector(model.parameters()).detach().cpu()
     gather = _gather if rendezvous else lambda value: [value]
     # Bytes, because a NaN equals nothing.
     digests = gather(hashlib.sha256(final.numpy().tobytes()).digest())
@@ -64,7 +76,7 @@ def _train_and_report(rank, options, train, rendezvous):
         return  # the rank with other weights has raised the error
     ranks = gather(log.of_rank())
     if rank == 0:
-        log.report(ranks, len(final), (final - initial).norm().item(), options.backend if rendezvous else None)
+        log.report(ranks, len(final), (final.double() - initial.double()).norm().item(), options.backend if rendezvous else None)
     if rendezvous:
         dist.barrier()
         dist.destroy_process_group()
