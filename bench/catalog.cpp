@@ -3,7 +3,6 @@
 #include "bench/launchers.hpp"
 #include "bench/tables.hpp"
 #include "common/backends/traits.hpp"
-#include "common/base/parse.hpp"
 
 namespace ddp::bench {
 
@@ -15,14 +14,14 @@ std::int64_t Model::parameters() const {
   return count;
 }
 
-const Model& find_model(const std::string& name) {
+const std::vector<Model>& known_models() {
   static const std::vector<Model> known = {
       {"T", {20, 1}, 32, 1269, 2000},
       {"S", {64, 128, 128, 10}, 32, 575, 1331},
       {"M", {784, 512, 512, 10}, 64, 39, 46},
       {"L", {1024, 1024, 1024, 1024}, 64, 24, 20},
   };
-  return *std::ranges::find(known, name, &Model::name);
+  return known;
 }
 
 namespace {
@@ -60,41 +59,31 @@ std::vector<PlanRow> rows_of_the_plan() {
   // clang-format on
 }
 
-/// The plan's rows of the program in a row of stages.list.
-std::vector<PlanRow> rows_of(const std::vector<std::string>& cells, std::vector<PlanRow> rows) {
-  const std::vector<std::string> launches = {"alone", "replicas", kSpawnLauncher.name, "launcher"};
-  const std::vector<std::string> source = split(cells.at(0), '/');
-  std::erase_if(rows, [&](const PlanRow& row) {
-    return row.stage != source.at(0) || row.variant != source.at(1);
-  });
-  if (std::ranges::none_of(rows, [](const PlanRow& row) { return row.peers.empty(); })) {
-    rows.push_back({.stage = source.at(0), .variant = source.at(1)});
-  }
-  for (PlanRow& row : rows) {
-    row.launch = LaunchKind(std::ranges::find(launches, cells.at(2)) - launches.begin());
-    row.is_python = false;
-    row.lacks = cell_parts(cells.at(4));
-  }
-  std::erase_if(rows, [](const PlanRow& row) { return !row.has("bench"); });
-  return rows;
-}
-
 }  // namespace
-
-std::string PlanRow::file() const {
-  return is_python ? "" : is_peer() ? "peer_" + stage : program();
-}
-
-bool PlanRow::is_named(const std::string& word) const {
-  return word == program() || (has("autograd") && word == program().substr(0, 2));
-}
 
 const std::vector<PlanRow>& known_rows() {
   static const std::vector<PlanRow> all = [] {
+    const std::vector<std::string> launches = {"alone", "replicas", kSpawnLauncher.name,
+                                               "launcher"};
     const std::vector<PlanRow> plan = rows_of_the_plan();
     std::vector<PlanRow> rows;
     for (const std::vector<std::string>& cells : table_rows(kStagesList)) {
-      std::ranges::move(rows_of(cells, plan), std::back_inserter(rows));
+      const std::vector<std::string> source = split(cells.at(0), '/');
+      std::vector<PlanRow> own = plan;
+      std::erase_if(own, [&](const PlanRow& row) {
+        return row.stage != source.at(0) || row.variant != source.at(1);
+      });
+      if (std::ranges::none_of(own, [](const PlanRow& row) { return row.peers.empty(); })) {
+        own.push_back({.stage = source.at(0), .variant = source.at(1)});
+      }
+      for (PlanRow& row : own) {
+        row.launch = LaunchKind(std::ranges::find(launches, cells.at(2)) - launches.begin());
+        row.is_python = false;
+        row.lacks = cell_parts(cells.at(4));
+        if (row.has("bench")) {
+          rows.push_back(row);
+        }
+      }
     }
     std::ranges::copy_if(plan, std::back_inserter(rows), &PlanRow::is_peer);
     // Peers come after the stages, and then what stands beside the peers.

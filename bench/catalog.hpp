@@ -18,8 +18,9 @@ struct Model {
   std::int64_t parameters() const;
 };
 
-/// @param name "T", "S", "M" or "L"
-const Model& find_model(const std::string& name);
+/// All models, the one with the most arithmetic last.
+const std::vector<Model>& known_models();
+inline constexpr const char* kDefaultModels = "T,M";
 
 enum class LaunchKind {
   kAlone,  ///< one process
@@ -66,11 +67,13 @@ struct PlanRow {
   bool is_peer() const { return peers == stage; }
   bool has(const std::string& word) const { return !contains(lacks, word); }
   std::string program() const { return variant == "main" ? stage : stage + "_" + variant; }
-  /// Its file beside the other programs; empty for none.
-  std::string file() const;
+  /// Its file beside the other programs; Python has none.
+  std::string file() const { return is_peer() ? "peer_" + stage : program(); }
   /// True if `word` is the program's name or the number of its stage. What has no autograd has no
   /// number, because its step is another one.
-  bool is_named(const std::string& word) const;
+  bool is_named(const std::string& word) const {
+    return word == program() || (has("autograd") && word == program().substr(0, 2));
+  }
 };
 const std::vector<PlanRow>& known_rows();
 

@@ -6,7 +6,6 @@
 #include <fstream>
 
 #include "common/base/parse.hpp"
-#include "common/base/patience.hpp"
 #include "common/meet/launch.hpp"
 
 namespace ddp::bench {
@@ -44,14 +43,15 @@ void watch(Child& child, double timeout_s, Session& session, ChildResult& result
     const bool late = patience.is_over();
     if (asked_to_end && late) {
       child.signal(SIGKILL);
-    } else if (!asked_to_end && (late || session.interrupts.requested())) {
+    } else if (!asked_to_end && (late || session.interrupted)) {
       result.timed_out = late;
       result.interrupted = !late;
       child.signal(SIGTERM);
       asked_to_end = true;
       patience = Patience(std::chrono::seconds(5));  // then SIGKILL
     }
-    session.interrupts.wait_for_child(0.5);
+    const int signal = session.signals.wait(0.5).si_signo;
+    session.interrupted |= signal > 0 && signal != SIGCHLD;
     session.gpus.sample();
   }
   static_cast<ProcessEnd&>(result) = *end;
@@ -60,9 +60,8 @@ void watch(Child& child, double timeout_s, Session& session, ChildResult& result
 
 /// First line of `err` with an error, else the last: launchers print pages of text around it.
 std::string reason_in(const std::string& err) {
-  std::istringstream lines(err);
   std::string reason;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : split(err, '\n')) {
     if (line.find_first_not_of(" \t\r-=*") != std::string::npos) {
       reason = line;
       if (line.find("rror:") != std::string::npos) {
@@ -86,7 +85,7 @@ std::string ChildResult::failure() const {
 
 ChildResult run_child(const Command& command, Session& session) {
   ChildResult result;
-  if (session.interrupts.requested()) {
+  if (session.interrupted) {
     result.interrupted = true;
     return result;
   }
@@ -98,7 +97,7 @@ ChildResult run_child(const Command& command, Session& session) {
   const ChildOptions options = {.environment = environment_with(command.env, misleads),
                                 .cwd = command.cwd,
                                 .parent_death_signal = SIGTERM,
-                                .signal_mask = session.interrupts.original_mask()};
+                                .signal_mask = session.signals.original()};
   try {
     CapturedChild captured(command.argv, options);
     watch(captured.child(), command.timeout_s, session, result);

@@ -9,28 +9,12 @@
 
 namespace ddp::bench {
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this process. Children get the original signal mask.
-class Interrupts {
- public:
-  Interrupts() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
-
-  /// Sleeps until a child changes state, a signal comes, or the time is over.
-  void wait_for_child(double seconds) {
-    const int signal = signals_.wait(seconds).si_signo;
-    requested_ = requested_ || (signal > 0 && signal != SIGCHLD);
-  }
-  bool requested() const { return requested_; }
-
-  const sigset_t& original_mask() const { return signals_.original(); }
-
- private:
-  BlockedSignals signals_{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
-  bool requested_ = false;
-};
-
-/// State that all runs share.
+/// State that all runs share. Blocks the signals in this process; children get the original mask.
 struct Session {
-  Interrupts interrupts;
+  Session() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
+
+  BlockedSignals signals{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
+  bool interrupted = false;  ///< by a signal
   ScratchFolder scratch{"ddp-bench"};
   Progress progress;
   GpuMonitor gpus;

@@ -30,9 +30,11 @@ Length timed_length(const PlannedRun& planned, const Settings& settings) {
 }
 
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
-  const auto command = find_launcher(run.launcher).command;
-  return command == nullptr ? std::vector<std::string>()
-                            : command(run, plan.launchers.at(run.launcher), plan.settings);
+  const auto command = find_starter(run.launcher).command;
+  if (command == nullptr) {
+    return {};
+  }
+  return command(run, plan.launchers.at(run.launcher), plan.settings);
 }
 
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
@@ -40,35 +42,31 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   const Run& run = planned.run;
   const bool is_python = planned.row.is_python;
   std::vector<std::string> argv = launcher_command(run, plan);
-  const auto append = [&argv](const std::vector<std::string>& more) {
-    argv.insert(argv.end(), more.begin(), more.end());
-  };
   if (is_python) {
-    append({plan.pythons.at(run.stage), plan.settings.peers_dir + "/" + run.stage + ".py",
-            "--variant", run.variant});
+    const std::string script = plan.settings.peers_dir + "/" + run.stage + ".py";
+    argv = {plan.pythons.at(run.stage), script, "--variant", run.variant};
   } else {
-    append({plan.settings.stage_dir + "/" + planned.row.file()});
+    argv.push_back(plan.settings.stage_dir + "/" + planned.row.file());
   }
   // Saves only at the end, because training is measured.
-  const std::string epochs = std::to_string(length.epochs);
-  append({epochs, epochs, "--global-batch", std::to_string(length.global_batch), "--layers",
-          fmt::format("{}", fmt::join(run.layers, ",")), "--dataset-size",
-          std::to_string(kStepsPerEpoch * length.global_batch)});
+  add_words(argv, "{0} {0} --global-batch {1} --layers {2} --dataset-size {3}", length.epochs,
+            length.global_batch, fmt::join(run.layers, ","), kStepsPerEpoch * length.global_batch);
   if (planned.row.launch == LaunchKind::kReplicas || planned.row.launch == LaunchKind::kSpawn) {
-    append({"--nprocs", std::to_string(run.world_size)});
+    add_words(argv, "--nprocs {}", run.world_size);
   }
-  append({"--threads", std::to_string(run.threads), "--seed", std::to_string(plan.settings.seed),
-          "--device", run.device});
+  add_words(argv, "--threads {} --seed {} --device {}", run.threads, plan.settings.seed,
+            run.device);
   if (!is_python) {
-    append({"--quiet", "--resume", "never", "--snapshot", folder + "/snapshot.safetensors"});
+    add_words(argv, "--quiet --resume never --snapshot");
+    argv.push_back(folder + "/snapshot.safetensors");
     if (run.backend != "none") {
-      append({"--backend", run.backend});
+      add_words(argv, "--backend {}", run.backend);
     }
   }
   if (run.kind == kNoCommunication) {
-    append({"--no-communication"});
+    argv.push_back("--no-communication");
   }
-  append({"--metrics", folder + "/metrics.jsonl"});
+  argv.insert(argv.end(), {"--metrics", folder + "/metrics.jsonl"});
   return argv;
 }
 

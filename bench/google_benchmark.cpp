@@ -9,16 +9,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// `context` as the library's own reporter writes it.
-Json library_context() {
-  std::ostringstream text;
-  benchmark::JSONReporter reporter;
-  reporter.SetOutputStream(&text);
-  reporter.ReportContext(benchmark::BenchmarkReporter::Context());
-  reporter.Finalize();
-  return Json::parse(text.str()).at("context");
-}
-
 Json make_benchmark(const Run& run, std::size_t family, std::size_t repetition) {
   const bool is_timed = run.has_speed() && repetition < run.repetitions.size();
   const double step_ms = is_timed ? run.repetitions[repetition].median_ms : 0;
@@ -48,7 +38,12 @@ Json make_benchmark(const Run& run, std::size_t family, std::size_t repetition) 
 }  // namespace
 
 Json google_benchmark_document(const Report& report) {
-  Json context = library_context();
+  std::ostringstream text;
+  benchmark::JSONReporter reporter;
+  reporter.SetOutputStream(&text);
+  reporter.ReportContext(benchmark::BenchmarkReporter::Context());
+  reporter.Finalize();
+  Json context = Json::parse(text.str()).at("context");
   context["library_build_type"] = "release";  // of the programs, not of the system's library
   Json benchmarks = Json::array();
   for (std::size_t family = 0; family < report.runs.size(); ++family) {

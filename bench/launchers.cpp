@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/process.hpp"
 
 namespace ddp::bench {
@@ -18,13 +17,13 @@ int environment_number(const char* name, int otherwise) {
 }
 
 /// Path of a launcher; empty if it is not there.
-std::string path_of(const Launcher& launcher, const Settings& settings) {
-  if (launcher.starts == LaunchKind::kSpawn) {
+std::string path_of(const Starter& starter, const Settings& settings) {
+  if (starter.starts == LaunchKind::kSpawn) {
     return settings.stage_dir;  // the program itself
   }
   const auto checkout = std::filesystem::path(settings.peers_dir).parent_path().parent_path();
-  const std::string own = checkout / ".venv" / "bin" / launcher.name;
-  return launcher.is_python && is_executable(own) ? own : find_in_path(launcher.name).value_or("");
+  const std::string own = checkout / ".venv" / "bin" / starter.name;
+  return starter.is_python && is_executable(own) ? own : find_in_path(starter.name).value_or("");
 }
 
 Words torchrun(const Run& run, const std::string& path, const Settings&) {
@@ -38,8 +37,8 @@ Words mpirun(const Run& run, const std::string& path, const Settings&) {
 }
 
 /// Reason against an installed launcher; empty for none. Stages do not know other MPIs' variables.
-std::string refusal_of(const Launcher& launcher, const std::string& path) {
-  const std::string version = launcher.has_mpi ? answer_of({path, "--version"}) : "Open MPI";
+std::string refusal_of(const Starter& starter, const std::string& path) {
+  const std::string version = starter.has_mpi ? answer_of({path, "--version"}) : "Open MPI";
   const bool is_open_mpi =
       version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos;
   return is_open_mpi ? "" : path + " is not Open MPI's";
@@ -56,13 +55,10 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
   // scratch folder, which is on that node only.
   const char* const here = std::getenv("SLURMD_NODENAME");
   const bool stays_here = run.nodes == 1 && here != nullptr;
-  Words argv = {path,
-                stays_here ? std::string("--nodelist=") + here : "--relative=0",
-                fmt::format("--nodes={}", run.nodes),
-                fmt::format("--ntasks={}", run.world_size),
-                fmt::format("--ntasks-per-node={}", per_node),
-                "--kill-on-bad-exit=1",
-                "--chdir=" + settings.stage_dir};
+  Words argv = {path, stays_here ? std::string("--nodelist=") + here : "--relative=0"};
+  add_words(argv, "--nodes={} --ntasks={} --ntasks-per-node={} --kill-on-bad-exit=1", run.nodes,
+            run.world_size, per_node);
+  argv.push_back("--chdir=" + settings.stage_dir);
   const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
   const int cpus = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
   if (asked > 0) {
@@ -76,8 +72,8 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
 
 }  // namespace
 
-const std::vector<Launcher>& launchers() {
-  static const std::vector<Launcher> rows = {
+const std::vector<Starter>& starters() {
+  static const std::vector<Starter> rows = {
       {.name = kSpawnLauncher.name, .starts = LaunchKind::kSpawn},
       {.name = kTorchrunName, .is_python = true, .command = torchrun},
       {.name = kMpirunName, .has_mpi = true, .command = mpirun},
@@ -86,16 +82,16 @@ const std::vector<Launcher>& launchers() {
   return rows;
 }
 
-const Launcher& find_launcher(const std::string& name) {
-  static const Launcher none = {.name = "none", .starts = LaunchKind::kAlone};
-  const auto found = std::ranges::find(launchers(), name, &Launcher::name);
-  return found == launchers().end() ? none : *found;
+const Starter& find_starter(const std::string& name) {
+  static const Starter none = {.name = "none", .starts = LaunchKind::kAlone};
+  const auto found = std::ranges::find(starters(), name, &Starter::name);
+  return found == starters().end() ? none : *found;
 }
 
 std::map<std::string, std::string> find_launchers(const Settings& settings,
                                                   std::vector<NotRun>& not_run) {
   std::map<std::string, std::string> paths;
-  for (const Launcher& row : launchers()) {
+  for (const Starter& row : starters()) {
     const bool is_elsewhere = row.spans_nodes && std::getenv("SLURM_JOB_ID") == nullptr;
     if (settings.launchers.empty() ? is_elsewhere : !contains(settings.launchers, row.name)) {
       continue;

@@ -7,8 +7,8 @@
 
 namespace ddp::bench {
 
-/// Launcher as bench starts it; common/meet has its rules.
-struct Launcher {
+/// How bench starts programs: what it knows of a launcher. common/meet has the launcher's rules.
+struct Starter {
   std::string name;
   LaunchKind starts = LaunchKind::kLauncher;  ///< the programs that it starts
   bool is_python = false;  ///< takes seconds to start; the checkout's own fits LibTorch
@@ -19,10 +19,10 @@ struct Launcher {
   std::vector<std::string> (*command)(const Run& run, const std::string& path,
                                       const Settings& settings) = nullptr;
 };
-const std::vector<Launcher>& launchers();
+const std::vector<Starter>& starters();
 
-/// @return for "none" a row that does nothing
-const Launcher& find_launcher(const std::string& name);
+/// @param name a launcher's; for "none" a row that does nothing
+const Starter& find_starter(const std::string& name);
 
 /// Paths by name of the wanted launchers, or else of all that are installed. Launchers that are
 /// missing are added to `not_run`.

@@ -5,11 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp::bench {
@@ -27,23 +25,13 @@ std::string last_line(std::string text) {
 
 /// Value of the first line "key: value" of a file, or "unknown".
 std::string value_of(const fs::path& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
+  for (const std::string& line : split(read_text(path), '\n')) {
     const std::size_t begin = line.find_first_not_of(": \t", key.size());
     if (line.starts_with(key) && begin != std::string::npos) {
       return line.substr(begin);
     }
   }
   return "unknown";
-}
-
-ordered_json gpu_names() {
-  ordered_json names = ordered_json::array();
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    names.push_back(value_of(entry.path() / "information", "Model"));
-  }
-  return names;
 }
 
 }  // namespace
@@ -66,13 +54,20 @@ void install_peers(Plan& plan, Session& session) {
 
 void add_facts(const Plan& plan, Report& report) {
   const Settings& settings = plan.settings;
+  ordered_json gpus = ordered_json::array();
+  std::error_code ignored;
+  for (const auto& folder : fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
+    gpus.push_back(value_of(folder.path() / "information", "Model"));
+  }
   utsname kernel{};
   uname(&kernel);
   const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
-  report.machine = {
-      {"host", kernel.nodename}, {"cpu_model", value_of("/proc/cpuinfo", "model name")},
-      {"cores", count_cores()},  {"memory_mib", memory_kib / 1024},
-      {"gpus", gpu_names()},     {"kernel", kernel.release}};
+  report.machine = {{"host", kernel.nodename},
+                    {"cpu_model", value_of("/proc/cpuinfo", "model name")},
+                    {"cores", count_cores()},
+                    {"memory_mib", memory_kib / 1024},
+                    {"gpus", gpus},
+                    {"kernel", kernel.release}};
   const std::string commit =
       last_line(answer_of({"git", "-C", settings.peers_dir, "describe", "--always", "--dirty",
                            "--abbrev=40", "--exclude=*"}));
@@ -98,10 +93,9 @@ std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& pee
   }
   const bool python = source.extension() == ".py";
   const std::string comment = python ? "#" : "//";
-  std::ifstream file(source);
   std::optional<std::int64_t> lines;
   bool in_docstring = false;
-  for (std::string text; std::getline(file, text);) {
+  for (const std::string& text : split(read_text(source), '\n')) {
     const std::string line = text.substr(std::min(text.find_first_not_of(" \t"), text.size()));
     if (python && (in_docstring || line.starts_with("\"\"\""))) {
       in_docstring = line.find("\"\"\"", in_docstring ? 0 : 3) == std::string::npos;

@@ -1,7 +1,5 @@
 #include "bench/metrics.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -16,11 +14,17 @@ namespace {
 
 using nlohmann::json;
 
-struct Row {
-  double step_ms;
-  std::int64_t end_ns;  ///< on the host's steady clock
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Rows of all ranks for a step. Times are in milliseconds since the first row of the file ended,
+/// so that they are exact.
+struct JobStep {
+  int rows = 0;
+  double sum_ms = 0;
+  double begin_ms = kInfinity;
+  double end_ms = -kInfinity;
 };
-using Steps = std::map<std::int64_t, std::vector<Row>>;  // by step, a row for each rank
+using JobSteps = std::map<std::int64_t, JobStep>;
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ExitCode::kTrainingFailed, "metrics: " + what);
@@ -36,10 +40,11 @@ void read_summary(const json& summary, Metrics& metrics) {
   }
 }
 
-/// @return the rows; fills `metrics` from the summary
-Steps read_lines(std::ifstream& file, Metrics& metrics) {
-  Steps steps;
+/// @return the steps; fills `metrics` from the summary
+JobSteps read_lines(std::ifstream& file, Metrics& metrics) {
+  JobSteps steps;
   bool has_summary = false;
+  std::optional<std::int64_t> first_ns;
   int number = 0;
   try {
     for (std::string text; std::getline(file, text);) {
@@ -48,10 +53,17 @@ Steps read_lines(std::ifstream& file, Metrics& metrics) {
       has_summary = line.contains("summary");
       if (has_summary) {
         read_summary(line.at("summary"), metrics);
-      } else {
-        steps[line.at("step").get<std::int64_t>()].push_back(
-            {line.at("step_ms").get<double>(), line.at("end_ns").get<std::int64_t>()});
+        continue;
       }
+      const auto end_ns = line.at("end_ns").get<std::int64_t>();
+      first_ns = first_ns.value_or(end_ns);
+      const double end_ms = static_cast<double>(end_ns - *first_ns) * 1e-6;
+      const double step_ms = line.at("step_ms").get<double>();
+      JobStep& step = steps[line.at("step").get<std::int64_t>()];
+      ++step.rows;
+      step.sum_ms += step_ms;
+      step.begin_ms = std::min(step.begin_ms, end_ms - step_ms);
+      step.end_ms = std::max(step.end_ms, end_ms);
     }
   } catch (const json::exception& error) {
     fail(fmt::format("line {} is malformed: {}", number, error.what()));
@@ -62,32 +74,6 @@ Steps read_lines(std::ifstream& file, Metrics& metrics) {
   return steps;
 }
 
-/// See Note [The job's step].
-std::vector<double> combine_ranks(const Steps& steps, bool one_host) {
-  std::vector<double> steps_ms;
-  const std::int64_t first_ns = steps.begin()->second.front().end_ns;  // keeps milliseconds exact
-  double ended_ms = -std::numeric_limits<double>::infinity();
-  for (const auto& [step, rows] : steps) {
-    double sum_ms = 0;
-    double begin_ms = std::numeric_limits<double>::infinity();
-    double end_ms = -begin_ms;
-    for (const Row& row : rows) {
-      const double row_end_ms = static_cast<double>(row.end_ns - first_ns) * 1e-6;
-      sum_ms += row.step_ms;
-      begin_ms = std::min(begin_ms, row_end_ms - row.step_ms);
-      end_ms = std::max(end_ms, row_end_ms);
-    }
-    const double step_ms = one_host ? end_ms - std::max(begin_ms, ended_ms)
-                                    : sum_ms / static_cast<double>(rows.size());
-    if (!(step_ms > 0)) {
-      fail(fmt::format("step {} did not end after the one before", step));
-    }
-    steps_ms.push_back(std::round(step_ms * 1e6) / 1e6);  // whole nanoseconds
-    ended_ms = end_ms;
-  }
-  return steps_ms;
-}
-
 }  // namespace
 
 Metrics read_metrics(const std::string& path, int ranks, bool one_host) {
@@ -96,18 +82,26 @@ Metrics read_metrics(const std::string& path, int ranks, bool one_host) {
     fail("the program wrote none");
   }
   Metrics metrics;
-  const Steps steps = read_lines(file, metrics);
-  std::int64_t expected = 0;
-  for (const auto& [step, rows] : steps) {
-    if (step != expected++ || std::ssize(rows) != ranks) {
-      fail(fmt::format("got {} rows for step {}, expected {} for step {}", rows.size(), step, ranks,
-                       expected - 1));
-    }
-  }
+  const JobSteps steps = read_lines(file, metrics);
   if (steps.empty()) {
     fail("no step was written");
   }
-  metrics.steps_ms = combine_ranks(steps, one_host);
+  double ended_ms = -kInfinity;
+  for (const auto& [number, step] : steps) {
+    const std::int64_t expected = std::ssize(metrics.steps_ms);
+    if (number != expected || step.rows != ranks) {
+      fail(fmt::format("got {} rows for step {}, expected {} for step {}", step.rows, number, ranks,
+                       expected));
+    }
+    // See Note [The job's step].
+    const double step_ms =
+        one_host ? step.end_ms - std::max(step.begin_ms, ended_ms) : step.sum_ms / ranks;
+    if (!(step_ms > 0)) {
+      fail(fmt::format("step {} did not end after the one before", number));
+    }
+    metrics.steps_ms.push_back(std::round(step_ms * 1e6) / 1e6);  // whole nanoseconds
+    ended_ms = step.end_ms;
+  }
   return metrics;
 }
 

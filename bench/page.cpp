@@ -1,5 +1,7 @@
 #include "bench/report.hpp"
 
+#include <regex>
+
 #include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 
@@ -11,15 +13,6 @@ extern const char* const kChartLibrary;  ///< with its copyright notices
 
 namespace {
 
-/// Text for a <script> element, without "<", which could end it.
-std::string inlined(const nlohmann::ordered_json& document) {
-  std::string text;
-  for (const char c : json_text(document)) {
-    text += c == '<' ? "\\u003c" : std::string(1, c);
-  }
-  return text;
-}
-
 void fill(std::string& page, const std::string& mark, const std::string& text) {
   page.replace(page.find(mark), mark.size(), text);
 }
@@ -29,7 +22,8 @@ void fill(std::string& page, const std::string& mark, const std::string& text) {
 void write_page(const std::string& file, const nlohmann::ordered_json& document) {
   std::string page = kPageTemplate;
   fill(page, "/*LIBRARY*/", kChartLibrary);
-  fill(page, "/*DOCUMENT*/", inlined(document));
+  // Without "<", which could end the <script> element.
+  fill(page, "/*DOCUMENT*/", std::regex_replace(json_text(document), std::regex("<"), "\\u003c"));
   replace_file("report", file, page);
 }
 

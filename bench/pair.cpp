@@ -90,17 +90,14 @@ void compare_within(const Workload& runs, Report& report) {
   }
 }
 
-/// True if no other run of its framework and transport is faster.
-bool is_best_of_its_kind(const Run& peer, const Workload& runs) {
-  return std::ranges::none_of(runs, [&](const Run* other) {
-    return other->kind == "peer" && other->has_speed() && other->stage == peer.stage &&
-           other->backend == peer.backend && *other->samples_per_second > *peer.samples_per_second;
-  });
-}
-
 void compare_with_peers(const Workload& runs, Report& report) {
   for (const Run* peer : runs) {
-    if (peer->kind != "peer" || !peer->has_speed() || !is_best_of_its_kind(*peer, runs)) {
+    const auto is_better = [peer](const Run* other) {  // of the peer's framework and transport
+      return other->kind == "peer" && other->has_speed() && other->stage == peer->stage &&
+             other->backend == peer->backend &&
+             *other->samples_per_second > *peer->samples_per_second;
+    };
+    if (peer->kind != "peer" || !peer->has_speed() || std::ranges::any_of(runs, is_better)) {
       continue;
     }
     const auto does_the_same = [&](const Run& run) {

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <fstream>
-#include <set>
 
 #include "bench/command.hpp"
 #include "common/backends/traits.hpp"
@@ -11,43 +10,40 @@
 namespace ddp::bench {
 namespace {
 
-/// Shapes and ranks on which the time of a piece depends.
-struct Shapes {
-  std::vector<std::int64_t> layers;
-  std::int64_t batch = 0;  ///< samples per rank
-  int world_size = 1;
-  int threads = 1;
-  std::string backend;
-  auto operator<=>(const Shapes&) const = default;
-};
+using Words = std::vector<std::string>;
 
-/// Nothing for peers, on several nodes, and where stages.list says that the pieces are others.
-std::optional<Shapes> shapes_of(const PlannedRun& planned) {
+/// Command that times the pieces of a run, equal for equal shapes and ranks. Empty for peers, on
+/// several nodes, and where stages.list says that the pieces are others.
+Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   const Run& run = planned.run;
+  const bool has_backend = run.world_size > 1;
+  Words argv;
   if (planned.row.is_peer() || !planned.row.has("pieces") || run.nodes > 1) {
-    return std::nullopt;
+    return argv;
   }
-  return Shapes{run.layers, run.global_batch / run.world_size, run.world_size, run.threads,
-                run.world_size > 1 ? run.backend : "none"};
-}
-
-std::vector<std::string> micro_command(const Run& run, const Shapes& shapes, const Plan& plan,
-                                       const std::string& out) {
-  std::vector<std::string> argv;
-  if (traits_of(shapes.backend).needs_mpirun) {  // its launcher must start the ranks
+  if (has_backend && traits_of(run.backend).needs_mpirun) {  // its launcher must start the ranks
     argv = launcher_command(run, plan);
   }
-  argv.insert(argv.end(),
-              {plan.settings.stage_dir + "/bench_micro", "--suite", "pieces", "--layers",
-               fmt::format("{}", fmt::join(shapes.layers, ",")), "--batch",
-               std::to_string(shapes.batch), "--nprocs", std::to_string(shapes.world_size),
-               "--threads", std::to_string(shapes.threads), "--device", plan.settings.device});
-  if (shapes.backend != "none") {
-    argv.insert(argv.end(), {"--backend", shapes.backend});
+  argv.push_back(plan.settings.stage_dir + "/bench_micro");
+  add_words(argv, "--suite pieces --layers {} --batch {} --nprocs {} --threads {} --device {}",
+            fmt::join(run.layers, ","), run.global_batch / run.world_size, run.world_size,
+            run.threads, run.device);
+  if (has_backend) {
+    add_words(argv, "--backend {}", run.backend);
   }
-  argv.insert(argv.end(), {"--benchmark_min_time=0.02", "--benchmark_out=" + out,
-                           "--benchmark_out_format=json"});
+  add_words(argv, "--benchmark_min_time=0.02 --benchmark_out_format=json");
   return argv;
+}
+
+/// Names of the runs, by their command.
+std::map<Words, std::vector<std::string>> runs_by_command(const Plan& plan) {
+  std::map<Words, std::vector<std::string>> names;
+  for (const PlannedRun& planned : plan.runs) {
+    if (const Words command = pieces_command(planned, plan); !command.empty()) {
+      names[command].push_back(planned.run.name);
+    }
+  }
+  return names;
 }
 
 using PieceTimes = std::map<std::string, std::vector<double>>;  // milliseconds, by the piece's name
@@ -69,7 +65,7 @@ std::string read_times(const std::string& path, PieceTimes& times_ms) {
 }
 
 /// Sets each piece to its median over the calls, because a whole launch may be slow.
-void fill(PieceTimes times_ms, Run& run) {
+void set_pieces(PieceTimes times_ms, Run& run) {
   const auto of = [&](const char* name) { return median(times_ms[name]); };
   run.pieces_ms = {of("data"), of("forward"), of("backward"), of("update"), of("all_reduce")};
   run.limit_ms = of("limit");
@@ -82,47 +78,42 @@ int calls_of_each(const Plan& plan) {
 }  // namespace
 
 int count_piece_calls(const Plan& plan) {
-  std::set<Shapes> all;
-  for (const PlannedRun& planned : plan.runs) {
-    if (const auto shapes = shapes_of(planned)) {
-      all.insert(*shapes);
-    }
-  }
-  return static_cast<int>(all.size()) * calls_of_each(plan);
+  return static_cast<int>(runs_by_command(plan).size()) * calls_of_each(plan);
 }
 
 void measure_pieces(const Plan& plan, Session& session, Report& report) {
   const std::string out = session.scratch.path() + "/pieces.json";
-  std::map<Shapes, std::vector<Run*>> runs;  // of the report, with these shapes
-  for (const PlannedRun& planned : plan.runs) {
-    const auto run = std::ranges::find(report.runs, planned.run.name, &Run::name);
-    if (const auto shapes = shapes_of(planned); shapes && run != report.runs.end()) {
-      runs[*shapes].push_back(&*run);
-    }
-  }
-  std::map<Shapes, PieceTimes> measured;
+  const auto commands = runs_by_command(plan);
+  std::map<Words, PieceTimes> measured;
   for (int call = 0; call < calls_of_each(plan); ++call) {
-    for (const auto& [shapes, those] : runs) {
-      const auto first = std::ranges::find_if(those, [](const Run* run) { return !run->error; });
-      if (first == those.end()) {
+    for (const auto& [command, names] : commands) {
+      const auto run = std::ranges::find_if(report.runs, [&those = names](const Run& each) {
+        return contains(those, each.name) && !each.error;
+      });
+      if (run == report.runs.end()) {
         continue;
       }
-      const Run& run = **first;
-      session.progress.start("pieces of " + run.name);
-      const ChildResult child = run_child(
-          {.argv = micro_command(run, shapes, plan, out), .timeout_s = plan.settings.timeout_s},
-          session);
+      const std::string what = "pieces of " + run->name;
+      Words argv = command;
+      argv.push_back("--benchmark_out=" + out);
+      session.progress.start(what);
+      const ChildResult child =
+          run_child({.argv = argv, .timeout_s = plan.settings.timeout_s}, session);
       session.progress.finish();
-      const std::string failure = child.ok() ? read_times(out, measured[shapes]) : child.failure();
+      const std::string failure = child.ok() ? read_times(out, measured[command]) : child.failure();
       if (!failure.empty() && !child.interrupted && call == 0) {
-        report.not_run.push_back({"pieces of " + run.name, failure});
+        report.not_run.push_back({what, failure});
       }
     }
   }
-  for (const auto& [shapes, those] : runs) {
-    std::ranges::for_each(those, [&](Run* run) { fill(measured[shapes], *run); });
+  for (Run& run : report.runs) {
+    for (const auto& [command, names] : commands) {
+      if (contains(names, run.name)) {
+        set_pieces(measured[command], run);
+      }
+    }
   }
-  report.partial = report.partial || session.interrupts.requested();
+  report.partial = report.partial || session.interrupted;
 }
 
 }  // namespace ddp::bench

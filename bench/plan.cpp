@@ -12,8 +12,6 @@
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
 #include "common/backends/traits.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/base/parse.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp::bench {
@@ -33,10 +31,6 @@ struct Work {
   int largest() const { return world_sizes.back(); }
 };
 
-bool is_on_cpu(const Settings& settings) {
-  return settings.device == "cpu";
-}
-
 bool has_program(const Settings& settings, const std::string& name) {
   return is_executable(settings.stage_dir + "/" + name);
 }
@@ -47,7 +41,7 @@ int resolve_device(Settings& settings) {
   if (!has_program(settings, kBaseline)) {
     refuse("--stage-dir: got {}, expected a folder with {}", settings.stage_dir, kBaseline);
   }
-  const int devices = is_on_cpu(settings) ? 0 : count_cuda_devices();
+  const int devices = settings.on_cpu() ? 0 : count_cuda_devices();
   if (settings.device == "cuda" && devices == 0) {
     refuse("--device cuda: {}", why_no_cuda_device());
   }
@@ -55,10 +49,11 @@ int resolve_device(Settings& settings) {
   return devices > 0 ? devices : count_cores();
 }
 
+/// The world sizes that the settings name, or else powers of two and the most.
 std::vector<int> resolve_world_sizes(const Settings& settings, int units) {
   std::vector<int> sizes = settings.world_sizes;
   if (sizes.empty()) {
-    const int most = !is_on_cpu(settings) || settings.full ? units : std::min(units, 4);
+    const int most = !settings.on_cpu() || settings.full ? units : std::min(units, 4);
     for (int size = 1; size < most; size *= 2) {
       sizes.push_back(size);
     }
@@ -78,19 +73,22 @@ std::vector<Work> resolve(Plan& plan) {
     multiple = std::lcm<std::int64_t>(multiple, size);
     if (size > units) {
       plan.notes.push_back(fmt::format("{} ranks take turns: this machine has {} {}", size, units,
-                                       is_on_cpu(settings) ? "cores" : "GPUs"));
+                                       settings.on_cpu() ? "cores" : "GPUs"));
     }
   }
   for (const int nodes : settings.nodes) {
     multiple = std::lcm<std::int64_t>(multiple, sizes.back() * nodes);
   }
-  std::vector<Model> models;
-  std::ranges::transform(
-      settings.models.empty() ? split(settings.full ? "T,S,M,L" : "T,M") : settings.models,
-      std::back_inserter(models), find_model);
-  const std::string heaviest = std::ranges::max_element(models, {}, [](const Model& model) {
-                                 return model.parameters() * model.batch;
-                               })->name;
+  std::vector<Model> models = known_models();
+  if (!settings.full || !settings.models.empty()) {
+    models.clear();
+    for (const std::string& name :
+         settings.models.empty() ? split(kDefaultModels) : settings.models) {
+      models.push_back(*std::ranges::find(known_models(), name, &Model::name));
+    }
+  }
+  const auto arithmetic = [](const Model& model) { return model.parameters() * model.batch; };
+  const std::string heaviest = std::ranges::max(models, {}, arithmetic).name;
   std::vector<Work> all;
   for (const Model& model : models) {
     for (const std::string& scaling : settings.scaling) {
@@ -109,7 +107,7 @@ bool by_name(const PlanRow& row, const Settings& settings) {
 bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
   const bool has_several = work.largest() > 1;
   if ((row.sizes == Sizes::kSeveral && !has_several) ||
-      (row.sizes == Sizes::kThreads && has_several && !is_on_cpu(settings))) {  // of one GPU
+      (row.sizes == Sizes::kThreads && has_several && !settings.on_cpu())) {  // of one GPU
     return false;
   }
   if (!row.peers.empty()) {
@@ -134,49 +132,44 @@ bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
                                   : std::ranges::any_of(settings.stages, names_it));
 }
 
-/// Installed launchers that can start a row's program.
-std::vector<std::string> launchers_of(const PlanRow& row, const Plan& plan) {
+/// How a row's program can be started: by the installed launchers, or only by its own.
+std::vector<Starter> starters_of(const PlanRow& row, const Plan& plan) {
   if (row.launch == LaunchKind::kAlone || row.launch == LaunchKind::kReplicas) {
-    return {"none"};
+    return {find_starter("none")};
   }
-  std::vector<std::string> names;
-  for (const Launcher& launcher : launchers()) {
-    if (launcher.starts == row.launch &&
-        (!row.peers.empty() || plan.launchers.contains(launcher.name))) {
-      names.push_back(launcher.name);
-    }
-  }
-  const bool has_own = !plan.settings.by_name() && contains(names, row.launcher);
-  return has_own ? std::vector{row.launcher} : names;
+  std::vector<Starter> found = starters();
+  std::erase_if(found, [&](const Starter& starter) {
+    return starter.starts != row.launch ||
+           (row.peers.empty() && !plan.launchers.contains(starter.name));
+  });
+  const auto own = std::ranges::find(found, row.launcher, &Starter::name);
+  return own == found.end() || plan.settings.by_name() ? found : std::vector{*own};
 }
 
-std::vector<std::string> backends_of(const PlanRow& row, const Launcher& launcher,
+std::vector<std::string> backends_of(const PlanRow& row, const Starter& starter,
                                      const Settings& settings) {
-  if (launcher.starts == LaunchKind::kAlone) {
+  if (starter.starts == LaunchKind::kAlone) {
     return {"none"};
   }
   if (by_name(row, settings) && !settings.backends.empty()) {
     std::vector<std::string> backends = settings.backends;
     std::erase_if(backends, [&](const auto& name) {
-      return traits_of(name).needs_mpirun && !launcher.has_mpi;
+      return traits_of(name).needs_mpirun && !starter.has_mpi;
     });
     return backends;
   }
-  const bool has_own = !row.backend.empty() && !by_name(row, settings) && is_on_cpu(settings);
+  const bool has_own = !row.backend.empty() && !by_name(row, settings) && settings.on_cpu();
   return {has_own ? row.backend
-                  : automatic_backend(!is_on_cpu(settings), settings.nodes.back() == 1)};
+                  : automatic_backend(!settings.on_cpu(), settings.nodes.back() == 1)};
 }
 
-int repetitions_of(const PlanRow& row, const Launcher& launcher, const Settings& settings) {
+int repetitions_of(const PlanRow& row, const Starter& starter, const Settings& settings) {
   const int most = settings.most_repetitions();
-  if (by_name(row, settings)) {
-    return most;
-  }
-  if (row.times == Times::kOnce && !settings.full) {
-    return 1;
-  }
-  const bool starts_slowly = row.times == Times::kSlow || launcher.is_python;
-  return starts_slowly ? std::min(most, kRepetitionsOfSlowStarts) : most;
+  const bool starts_slowly = row.times == Times::kSlow || starter.is_python;
+  return by_name(row, settings)                        ? most
+         : row.times == Times::kOnce && !settings.full ? 1
+         : starts_slowly                               ? std::min(most, kRepetitionsOfSlowStarts)
+                                                       : most;
 }
 
 /// "M/weak/03_ddp_spawn/spawn/shm/ranks:2"
@@ -192,13 +185,13 @@ std::string name_of(const Run& run, const PlanRow& row) {
 
 /// Adds a run, unless it is there.
 /// @param size number of ranks or replicas, or of threads
-void add_run(const PlanRow& row, const Work& work, const Launcher& launcher,
+void add_run(const PlanRow& row, const Work& work, const Starter& starter,
              const std::string& backend, int nodes, int size, Plan& plan) {
   Run run;
   run.kind = row.is_peer() ? "peer" : "stage";
   run.stage = row.stage;
   run.variant = row.variant;
-  run.launcher = launcher.name;
+  run.launcher = starter.name;
   run.backend = backend;
   run.device = plan.settings.device;
   run.model = work.model.name;
@@ -217,7 +210,7 @@ void add_run(const PlanRow& row, const Work& work, const Launcher& launcher,
                          .original = "",
                          .model = work.model,
                          .parity_batch = work.common_batch,
-                         .repetitions = repetitions_of(row, launcher, plan.settings)});
+                         .repetitions = repetitions_of(row, starter, plan.settings)});
   }
 }
 
@@ -226,7 +219,7 @@ void expand(const PlanRow& row, const Work& work, Plan& plan) {
   if (!is_wanted(row, work, settings)) {
     return;
   }
-  const bool is_excluded = !row.on_gpus && !is_on_cpu(settings);
+  const bool is_excluded = !row.on_gpus && !settings.on_cpu();
   if (is_excluded || (!row.is_python && !has_program(settings, row.file()))) {
     const std::string what = is_excluded ? row.peers : row.is_peer() ? row.stage : row.program();
     if (std::ranges::find(plan.not_run, what, &NotRun::what) == plan.not_run.end()) {
@@ -243,14 +236,13 @@ void expand(const PlanRow& row, const Work& work, Plan& plan) {
                              : row.sizes == Sizes::kAll && !settings.quick) {
     sizes = work.world_sizes;
   }
-  for (const std::string& name : launchers_of(row, plan)) {
-    const Launcher& launcher = find_launcher(name);
-    for (const std::string& backend : backends_of(row, launcher, settings)) {
+  for (const Starter& starter : starters_of(row, plan)) {
+    for (const std::string& backend : backends_of(row, starter, settings)) {
       for (const int size : sizes) {
-        add_run(row, work, launcher, backend, 1, size, plan);
+        add_run(row, work, starter, backend, 1, size, plan);
       }
-      for (const int nodes : launcher.spans_nodes ? settings.nodes : std::vector<int>()) {
-        add_run(row, work, launcher, backend, nodes, work.largest() * nodes, plan);
+      for (const int nodes : starter.spans_nodes ? settings.nodes : std::vector<int>()) {
+        add_run(row, work, starter, backend, nodes, work.largest() * nodes, plan);
       }
     }
   }
@@ -258,21 +250,18 @@ void expand(const PlanRow& row, const Work& work, Plan& plan) {
 
 void check_named(const Plan& plan) {
   for (const std::string& name : plan.settings.stages) {
-    if (std::ranges::none_of(known_rows(), [&](const PlanRow& row) {
-          return row.peers.empty() && row.is_named(name);
-        })) {
+    const auto is_it = [&](const PlanRow& row) { return !row.is_peer() && row.is_named(name); };
+    if (std::ranges::none_of(known_rows(), is_it)) {
       refuse("--stages: got {}, expected programs such as 03_ddp_spawn, or 01 to 05", quote(name));
     }
-    if (std::ranges::none_of(plan.runs, [&](const PlannedRun& planned) {
-          return planned.run.kind == "stage" && planned.row.is_named(name);
-        })) {
+    if (std::ranges::none_of(plan.runs, is_it, &PlannedRun::row)) {
       refuse("--stages {}: it is not built, or none of the launchers ({}) starts it", name,
              fmt::join(std::views::keys(plan.launchers), ", "));
     }
   }
   for (const std::string& backend : plan.settings.backends) {
-    if (std::ranges::none_of(
-            plan.runs, [&](const PlannedRun& planned) { return planned.run.backend == backend; })) {
+    const auto uses_it = [&](const PlannedRun& planned) { return planned.run.backend == backend; };
+    if (std::ranges::none_of(plan.runs, uses_it)) {
       refuse("--backends {}: no stage uses it, expected several ranks (mpi: under mpirun)",
              backend);
     }

@@ -76,28 +76,20 @@ std::string shown(const Column& column, const Json& run) {
                                    : significant(number);
 }
 
-/// The columns that have a `place`, `text_of` in each.
-template <typename TextOf>
-std::string cells(std::string Column::*place, TextOf text_of) {
+/// The columns that have a `place` on the screen: a run's numbers, or the titles.
+std::string cells(std::string Column::*place, const Run* run = nullptr) {
+  const Json fields = run == nullptr ? Json() : Json(*run);
   std::string line;
   for (const Column& column : columns()) {
-    if (const std::string& where = column.*place; where != "-") {
-      line += fmt::format(" {:>{}}", text_of(column), std::stoi(where));
+    const std::string& where = column.*place;
+    if (where != "-") {
+      const std::size_t colon = where.find(':');
+      const std::string title = colon == std::string::npos ? column.title : where.substr(colon + 1);
+      line +=
+          fmt::format(" {:>{}}", run == nullptr ? title : shown(column, fields), std::stoi(where));
     }
   }
   return line;
-}
-
-std::string titles(std::string Column::*place) {
-  return cells(place, [place](const Column& column) {
-    const std::string& where = column.*place;
-    return where.find(':') == std::string::npos ? column.title : where.substr(where.find(':') + 1);
-  });
-}
-
-std::string numbers(std::string Column::*place, const Run& run) {
-  const Json fields = run;
-  return cells(place, [&fields](const Column& column) { return shown(column, fields); });
 }
 
 /// "2", or "1x2" for a rank with two threads.
@@ -126,11 +118,10 @@ void print_wrapped(std::ostream& out, const std::string& first_indent, const std
 
 std::string title(const Run& run) {
   const bool weak = run.scaling == "weak";
-  const std::string batch =
-      weak ? fmt::format("{} samples for each rank or thread", run.global_batch / run.world_size)
-           : fmt::format("{} samples over all ranks", run.global_batch);
-  return fmt::format("{}: {} on {}, {} scaling, {}", run.model, fmt::join(run.layers, "-"),
-                     run.device, run.scaling, batch);
+  return fmt::format("{}: {} on {}, {} scaling, {} samples {}", run.model,
+                     fmt::join(run.layers, "-"), run.device, run.scaling,
+                     weak ? run.global_batch / run.world_size : run.global_batch,
+                     weak ? "for each rank or thread" : "over all ranks");
 }
 
 void print_speeds(std::ostream& out, const Workload& runs) {
@@ -140,11 +131,11 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   print_line(out, "");
   print_line(out, title(*runs.front()));
   print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
-                      titles(&Column::speeds));
+                      cells(&Column::speeds));
   for (const Run* run : runs) {
     print_line(out, fmt::format(kDescription, run->program(), width, dash_for_none(run->launcher),
                                 dash_for_none(run->backend), ranks(*run)) +
-                        (run->has_speed() ? numbers(&Column::speeds, *run)
+                        (run->has_speed() ? cells(&Column::speeds, run)
                                           : "  error: " + run->error.value_or("not timed")));
   }
 }
@@ -170,28 +161,14 @@ void print_pieces(std::ostream& out, const std::vector<Workload>& all) {
       print_line(out,
                  "ms of a step: pieces alone (reduce: the all-reduces); exposed: what they "
                  "add; limit: bare products");
-      print_line(out, fmt::format(kDescription, "program", "ranks") + titles(&Column::pieces));
+      print_line(out, fmt::format(kDescription, "program", "ranks") + cells(&Column::pieces));
       is_first = false;
     }
     const std::string name = fmt::format("{}: {}{}", run->model, run->program(),
                                          run->backend == "none" ? "" : " " + run->backend);
-    print_line(out, fmt::format(kDescription, cut(name, 25), ranks(*run)) +
-                        numbers(&Column::pieces, *run));
+    print_line(out,
+               fmt::format(kDescription, cut(name, 25), ranks(*run)) + cells(&Column::pieces, run));
   }
-}
-
-/// Prints "Not run: mpirun (not installed); nccl (no GPU)."
-void print_not_run(std::ostream& out, const std::vector<NotRun>& not_run) {
-  if (not_run.empty()) {
-    return;
-  }
-  std::vector<std::string> names;
-  for (const NotRun& one : not_run) {
-    names.push_back(fmt::format("{} ({})", one.what, one.reason));
-  }
-  // Two lines, with room for an early break.
-  const std::string text = fmt::format("Not run: {}.", fmt::join(names, "; "));
-  print_wrapped(out, "", cut(text, 2 * kScreenWidth - 30));
 }
 
 }  // namespace
@@ -212,7 +189,15 @@ void print(std::ostream& out, const Report& report) {
   if (report.partial) {
     out << "This report is partial: the measurement was interrupted.\n";
   }
-  print_not_run(out, report.not_run);
+  if (!report.not_run.empty()) {  // "Not run: mpirun (not installed); nccl (no GPU)."
+    std::vector<std::string> names;
+    for (const NotRun& one : report.not_run) {
+      names.push_back(fmt::format("{} ({})", one.what, one.reason));
+    }
+    // Two lines, with room for an early break.
+    print_wrapped(out, "",
+                  cut(fmt::format("Not run: {}.", fmt::join(names, "; ")), 2 * kScreenWidth - 30));
+  }
   out << "Steps are medians, brackets 95 % intervals. The rest: --json FILE, --html FILE.\n"
       << std::flush;
 }

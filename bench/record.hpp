@@ -10,6 +10,7 @@
 #include <string>
 
 #include "bench/statistics.hpp"
+#include "common/device/gpu_monitor.hpp"
 
 namespace nlohmann {
 
@@ -28,6 +29,10 @@ struct adl_serializer<std::optional<T>> {
   inline void to_json(nlohmann::ordered_json& nlohmann_json_j, const Type& nlohmann_json_t) { \
     NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(NLOHMANN_JSON_TO, __VA_ARGS__))                  \
   }
+
+namespace ddp {
+DDP_JSON_FIELDS(GpuReadings, utilisation_percent, memory_mib)
+}  // namespace ddp
 
 namespace ddp::bench {
 
@@ -66,13 +71,6 @@ struct Pieces {
 };
 DDP_JSON_FIELDS(Pieces, data, forward, backward, update, all_reduce)
 
-/// Use of the GPUs during the last launch, start-up included.
-struct GpuUsage {
-  double utilisation_percent = 0;
-  double memory_mib = 0;
-};
-DDP_JSON_FIELDS(GpuUsage, utilisation_percent, memory_mib)
-
 /// Row of the screen. With an error or without parity it has no speed.
 struct Run {
   std::string name;  ///< unique: "M/weak/03_ddp_spawn/spawn/shm/ranks:2"
@@ -103,7 +101,7 @@ struct Run {
   std::optional<double> peak_rss_mib;  ///< sum over all ranks
   std::optional<double> startup_ms;  ///< median of the repetitions
   std::optional<std::int64_t> lines_of_code;  ///< the program's source, without blanks and comments
-  std::optional<GpuUsage> gpu;
+  std::optional<GpuReadings> gpu;  ///< during the last launch, start-up included
   Parity parity;
   std::optional<std::string> error;
 

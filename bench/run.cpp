@@ -1,8 +1,7 @@
 #include "bench/run.hpp"
 
-#include <fmt/format.h>
+#include <fmt/chrono.h>
 
-#include <ctime>
 #include <filesystem>
 #include <numeric>
 #include <random>
@@ -10,7 +9,6 @@
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
 #include "bench/metrics.hpp"
-#include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -19,9 +17,8 @@ struct Outcome {
   Metrics metrics;
   std::string error;  ///< empty: none
   bool interrupted = false;
-  std::string started;  ///< UTC, "2026-01-02T03:04:05Z"
-  std::optional<double> startup_ms;
-  std::optional<GpuUsage> gpu;
+  Repetition launch;  ///< when it started, and its start-up
+  std::optional<GpuReadings> gpu;
 };
 
 /// Runs the command, up to three times while it ends with exit code 75, "try again later". The
@@ -31,7 +28,7 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
   Command command = {.argv = command_line(planned, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
                      .cwd = folder};
-  if (!find_launcher(planned.run.launcher).spans_nodes) {
+  if (!find_starter(planned.run.launcher).spans_nodes) {
     // Files that torchrun leaves behind are deleted, and torch.compile finds its earlier results.
     command.env["TMPDIR"] = session.scratch.path();
   }
@@ -71,9 +68,7 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
   Outcome result;
   result.interrupted = child.interrupted;
   const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
-  char utc[32] = "";
-  std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&started));
-  result.started = utc;
+  result.launch.started = fmt::format("{:%FT%TZ}", fmt::gmtime(started));
   if (!child.ok()) {
     result.error = child.failure();
     return result;
@@ -82,17 +77,14 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
     result.metrics =
         read_metrics(folder + "/metrics.jsonl", planned.processes(), planned.run.nodes == 1);
     result.error = mismatch(result.metrics, length);
+    const double startup_ms = result.metrics.first_step_unix_ms - child.start_unix_ms;
+    if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {  // else the wall clock was set
+      result.launch.startup_ms = startup_ms;
+    }
   } catch (const Error& error) {
     result.error = error.what();
   }
-  // The wall clock may have been set meanwhile.
-  const double startup_ms = result.metrics.first_step_unix_ms - child.start_unix_ms;
-  if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {
-    result.startup_ms = startup_ms;
-  }
-  if (const auto gpu = session.gpus.take()) {
-    result.gpu = GpuUsage{gpu->utilisation_percent, gpu->memory_mib};
-  }
+  result.gpu = session.gpus.take();
   return result;
 }
 
@@ -149,13 +141,10 @@ void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& 
     return;
   }
   const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
-  const std::vector<double> timed_ms(steps_ms.end() - length.timed_steps, steps_ms.end());
-  run.repetitions.push_back({.block = block,
-                             .started = outcome.started,
-                             .samples_ms = timed_ms,
-                             .median_ms = median(timed_ms).value(),
-                             .no_comm_median_ms = std::nullopt,
-                             .startup_ms = outcome.startup_ms});
+  Repetition& repetition = run.repetitions.emplace_back(outcome.launch);
+  repetition.block = block;
+  repetition.samples_ms.assign(steps_ms.end() - length.timed_steps, steps_ms.end());
+  repetition.median_ms = median(repetition.samples_ms).value();
   run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), outcome.metrics.peak_rss_mib);
   run.gpu = outcome.gpu;
 }
@@ -196,13 +185,13 @@ void run_plan(const Plan& plan, Session& session, Report& report) {
   for (int block = 0; block < blocks; ++block) {
     std::ranges::shuffle(order, generator);
     for (const std::size_t i : order) {
-      if (block < plan.runs[i].repetitions && !runs[i].error && !session.interrupts.requested()) {
+      if (block < plan.runs[i].repetitions && !runs[i].error && !session.interrupted) {
         time_once(plan.runs[i], block, plan, session, runs[i]);
       }
     }
   }
   hand_over_without_communication(runs);
-  report.partial = session.interrupts.requested();
+  report.partial = session.interrupted;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (runs[i].kind == kNoCommunication) {
       if (runs[i].error && !report.find(plan.runs[i].original)->error) {  // it comes before

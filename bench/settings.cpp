@@ -3,11 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <set>
 
 #include "bench/launchers.hpp"
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
-#include "common/base/exit_codes.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -46,20 +46,24 @@ void add_names(OptionGroup& group, const char* name, std::vector<std::string>& t
 void add_numbers(OptionGroup& group, const char* name, std::vector<int>& target, int most,
                  const char* help) {
   const auto store = [&target, most](const std::string& option, const std::string& text) {
-    target.clear();
+    std::set<int> numbers;
     for (const std::string& part : split(text)) {
-      target.push_back(parse_integer<int>(option, part, 1, most));
+      numbers.insert(parse_integer<int>(option, part, 1, most));
     }
-    std::ranges::sort(target);
-    target.erase(std::unique(target.begin(), target.end()), target.end());
+    target.assign(numbers.begin(), numbers.end());
   };
   group.add(name, {"N,N", "", "", store, OptionValue::kLastCounts}, help);
 }
 
 void add_what_is_compared(OptionGroup group, Settings& settings) {
   const std::vector<std::string> kMeasured = {kShm, kGloo, kMpi, kNccl};
-  std::vector<std::string> known_launchers;
-  std::ranges::transform(launchers(), std::back_inserter(known_launchers), &Launcher::name);
+  std::vector<std::string> known_launchers, models, shapes;
+  std::ranges::transform(starters(), std::back_inserter(known_launchers), &Starter::name);
+  for (const Model& model : known_models()) {
+    models.push_back(model.name);
+    shapes.push_back(
+        fmt::format("{} {} b{}", model.name, fmt::join(model.layers, "-"), model.batch));
+  }
   add_names(group, "--stages", settings.stages, {},
             "programs, or numbers of stages: 03 is stage 03 without\n"
             "03_ddp_spawn_fused. 01 always takes part");
@@ -71,9 +75,10 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
                         fmt::join(kMeasured, ", "), kShm, kGloo, kNccl));
   add_names(group, "--launchers", settings.launchers, known_launchers,
             fmt::format("{} (default: all that are installed)", fmt::join(known_launchers, ", ")));
-  add_names(group, "--models", settings.models, {"T", "S", "M", "L"},
-            "T 20-1 b32, S 64-128-128-10 b32, M 784-512-512-10 b64,\n"
-            "L 1024-1024-1024-1024 b64 (default: T,M; with --full all)");
+  add_names(group, "--models", settings.models, models,
+            fmt::format("{},\n{} (default: {}; with --full all)",
+                        fmt::join(shapes.begin(), shapes.end() - 1, ", "), shapes.back(),
+                        kDefaultModels));
   add_names(group, "--scaling", settings.scaling, {"weak", "strong"},
             "weak: the model's batch per rank; strong: the same global\n"
             "batch at all world sizes (default: weak)");
@@ -152,8 +157,7 @@ void check_together(const Settings& settings) {
   if (settings.quick && settings.full) {
     refuse("--full: got --quick too, expected one of them");
   }
-  const std::string& over_nodes =
-      std::ranges::find(launchers(), true, &Launcher::spans_nodes)->name;
+  const std::string& over_nodes = std::ranges::find(starters(), true, &Starter::spans_nodes)->name;
   if (settings.nodes.back() > 1 && settings.launchers != std::vector{over_nodes}) {
     refuse("--nodes: got {}, expected --launchers {} beside it", fmt::join(settings.nodes, ","),
            over_nodes);

@@ -1,13 +1,18 @@
 // bench/settings.hpp - the command line of bench.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
+
+#include "common/base/parse.hpp"
 
 namespace ddp::bench {
+
+/// Adds the words of a text, which single blanks separate.
+template <typename... Args>
+void add_words(std::vector<std::string>& words, fmt::format_string<Args...> text, Args&&... args) {
+  std::ranges::move(split(fmt::format(text, std::forward<Args>(args)...), ' '),
+                    std::back_inserter(words));
+}
 
 template <typename T>
 bool contains(const std::vector<T>& list, const std::type_identity_t<T>& value) {
@@ -49,6 +54,7 @@ struct Settings {
 
   /// True if the user named stages, launchers or backends: then all runs repeat equally often.
   bool by_name() const { return !stages.empty() || !launchers.empty() || !backends.empty(); }
+  bool on_cpu() const { return device == "cpu"; }  ///< once make_plan() has replaced "auto"
   int most_repetitions() const { return repetitions.value_or(quick ? 1 : full ? 15 : 6); }
 };
 

@@ -1,21 +1,20 @@
 #include "bench/tables.hpp"
 
+#include <regex>
+
 #include "common/base/parse.hpp"
 
 namespace ddp::bench {
 
 std::vector<std::vector<std::string>> table_rows(std::string_view text) {
+  static const std::regex gap("  +");
   std::vector<std::vector<std::string>> rows;
   for (const std::string& line : split(std::string(text), '\n')) {
     if (line.empty() || line.starts_with('#')) {
       continue;
     }
-    std::vector<std::string>& cells = rows.emplace_back();
-    for (std::size_t begin = 0, end = 0; begin != std::string::npos;) {
-      end = line.find("  ", begin);
-      cells.push_back(line.substr(begin, end - begin));
-      begin = line.find_first_not_of(' ', end);
-    }
+    rows.emplace_back(std::sregex_token_iterator(line.begin(), line.end(), gap, -1),
+                      std::sregex_token_iterator());
   }
   return rows;
 }

@@ -18,21 +18,15 @@ class BareProducts {
   BareProducts(const std::vector<torch::Tensor>& weights, const torch::Tensor& input,
                const torch::Tensor& output_gradient);
   void run();
-  double flops() const { return flops_; }  ///< multiplications and additions of a run()
-  const torch::Tensor& weight_gradient(size_t layer) const { return layers_[layer].weight_grad; }
+  double flops() const;  ///< multiplications and additions of a run()
+  const torch::Tensor& weight_gradient(size_t layer) const { return weight_gradients_[layer]; }
 
  private:
-  struct Layer {
-    torch::Tensor weight;  // (out, in)
-    torch::Tensor weight_t;  // (in, out), a view
-    torch::Tensor input;  // (batch, in), the output of the layer before
-    torch::Tensor output;  // (batch, out)
-    torch::Tensor output_grad;  // (batch, out)
-    torch::Tensor output_grad_t;  // (out, batch), a view
-    torch::Tensor weight_grad;  // (out, in)
+  struct Product {
+    torch::Tensor out, left, right;  // out = left right; transposed factors are views
   };
-  std::vector<Layer> layers_;
-  double flops_ = 0;
+  std::vector<Product> products_;  // in the order of a step
+  std::vector<torch::Tensor> weight_gradients_;
 };
 
 }  // namespace ddp::micro

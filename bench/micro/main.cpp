@@ -1,7 +1,6 @@
 // bench_micro: Google Benchmark for all-reduces and the pieces of a step, with all ranks at once.
 
 #include "bench/micro/suites.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/device/device.hpp"
 #include "common/launch/spawn.hpp"
 

@@ -1,7 +1,6 @@
 #include "bench/micro/options.hpp"
 
 #include "common/base/command_line.hpp"
-#include "common/base/exit_codes.hpp"
 
 namespace ddp::micro {
 namespace {
@@ -13,17 +12,6 @@ constexpr const char* kFooter =
     "Under mpirun or another launcher the launcher's processes are the ranks.\n"
     "Exit codes: 0 done, 1 a sum was wrong or a rank failed, 2 usage, 75 port or rendezvous.";
 
-std::vector<int64_t> parse_bytes(const std::string& name, const std::string& text) {
-  std::vector<int64_t> sizes;
-  for (const std::string& part : split(text)) {
-    sizes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, int64_t{8} << 30));
-    if (sizes.back() % kFloatBytes != 0) {
-      refuse("{}: got {}, expected a multiple of 4 (float32)", name, quote(part));
-    }
-  }
-  return sizes;
-}
-
 /// @param for_stage receives the options for the stages' own parser
 void add_options(CommandLine& line, MicroOptions& options, std::vector<std::string>& for_stage) {
   const auto forward = [&for_stage](const std::string& name, const std::string& text) {
@@ -31,7 +19,13 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
   };
   OptionGroup what = line.group("Benchmarks");
   const auto store_bytes = [&options](const std::string& name, const std::string& text) {
-    options.bytes = parse_bytes(name, text);
+    options.bytes.clear();
+    for (const std::string& part : split(text)) {
+      options.bytes.push_back(parse_integer<int64_t>(name, part, kFloatBytes, int64_t{8} << 30));
+      if (options.bytes.back() % kFloatBytes != 0) {
+        refuse("{}: got {}, expected a multiple of 4 (float32)", name, quote(part));
+      }
+    }
   };
   what.add("--suite", takes::choice(options.suite, {"all_reduce", "pieces"}),
            "all_reduce: all-reduces of many sizes; pieces: parts of a step");
@@ -75,19 +69,17 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
   std::vector<std::string> own;
   for (int i = 1; i < argc; ++i) {
     std::string argument = with_dashes(argv[i]);
-    const size_t name_end = std::min(argument.find('='), argument.size());
-    if (argument.starts_with("--benchmark-") && !argument.starts_with("--benchmark-min-time=")) {
-      std::replace(argument.begin() + 2, argument.begin() + static_cast<ptrdiff_t>(name_end), '-',
-                   '_');
-      if (const std::string name = "--benchmark_out"; argument.starts_with(name + "=")) {
-        const std::string path = parse_path(name, argument.substr(name_end + 1));
-        check_output_file(name, path, /*is_replaced=*/false);
-        argument = name + "=" + path;
-      }
-      options.benchmark_flags.push_back(argument);
-    } else {
+    if (!argument.starts_with("--benchmark-") || argument.starts_with("--benchmark-min-time=")) {
       own.push_back(argument);
+      continue;
     }
+    std::replace(argument.begin() + 2, std::ranges::find(argument, '='), '-', '_');
+    if (const std::string name = "--benchmark_out"; argument.starts_with(name + "=")) {
+      const std::string path = parse_path(name, argument.substr(name.size() + 1));
+      check_output_file(name, path, /*is_replaced=*/false);
+      argument = name + "=" + path;
+    }
+    options.benchmark_flags.push_back(argument);
   }
   const std::string program = program_name();
   CommandLine line(program,

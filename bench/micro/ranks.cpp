@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "bench/statistics.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/base/patience.hpp"
 #include "common/device/device.hpp"
 
