@@ -8,10 +8,7 @@
 #include "common/backends/host_backend.hpp"
 #include "common/backends/mpi/mpi_module.hpp"
 #include "common/backends/shm/shm_collectives.hpp"
-#include "common/base/exit_codes.hpp"
-#include "common/base/patience.hpp"
 #include "common/meet/board.hpp"
-#include "common/meet/launchers.hpp"
 
 namespace ddp {
 namespace {
@@ -50,8 +47,9 @@ NewBackend make_cpu_backend(const StorePointer& store, const BackendOptions& opt
   return make_gloo_backend(store, options);
 }
 
+/// @throws UsageError if this build has no such module, or it cannot be opened (no libmpi)
 const MpiModule& need_mpi_module() {
-  const MpiModule* const module = mpi_module();
+  static const auto* const module = static_cast<const MpiModule*>(open_module(kMpiModule));
   if (module == nullptr) {
     refuse(
         "--backend mpi: this build has no lib/libddp_mpi.so, expected libopenmpi-dev (or another "
@@ -78,9 +76,9 @@ NewBackend make_shm(const StorePointer& store, const BackendOptions& options) {
   }
 }
 
-void check_mpi_launch(const LaunchEnvironment& environment, const Variables& variables) {
+void check_mpi_launch(const LaunchEnvironment& environment) {
   need_mpi_module();
-  if (!is_mpi_world(environment, variables)) {
+  if (!is_mpi_world(environment)) {
     refuse(
         "--backend mpi: {} started the {} ranks, expected mpirun: MPI joins no other processes; "
         "mpirun -n {} build/bin/04_ddp_launcher --backend mpi, or --backend auto",
@@ -109,19 +107,17 @@ std::optional<std::string> gloo_error(const std::string& what, std::chrono::mill
 /// Functions of a backend; kBackends has its traits.
 struct Row {
   const char* name;
-  c10d::ProcessGroup::BackendType type;
   NewBackend (*make)(const StorePointer& store, const BackendOptions& options);
-  void (*check)(const LaunchEnvironment& environment, const Variables& variables) = nullptr;
+  void (*check)(const LaunchEnvironment& environment) = nullptr;
   decltype(nccl_error)* error = nullptr;  ///< see backend_error()
 };
-using Type = c10d::ProcessGroup::BackendType;
 
 constexpr std::array<Row, kBackends.size()> kRows = {{
-    {"nccl", Type::NCCL, make_nccl<false>, nullptr, nccl_error},
-    {"nccl-legacy", Type::NCCL, make_nccl<true>, nullptr, nccl_error},
-    {"gloo", Type::GLOO, make_gloo_backend, nullptr, gloo_error},
-    {"mpi", Type::CUSTOM, make_mpi, check_mpi_launch},
-    {"shm", Type::CUSTOM, make_shm},
+    {"nccl", make_nccl<false>, nullptr, nccl_error},
+    {"nccl-legacy", make_nccl<true>, nullptr, nccl_error},
+    {"gloo", make_gloo_backend, nullptr, gloo_error},
+    {"mpi", make_mpi, check_mpi_launch},
+    {"shm", make_shm},
 }};
 
 /// @return null for "auto", and for a name that no row has
@@ -145,10 +141,9 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
   return name;
 }
 
-void check_launch(const std::string& name, const LaunchEnvironment& environment,
-                  const Variables& variables) {
+void check_launch(const std::string& name, const LaunchEnvironment& environment) {
   if (const Row* const row = find_row(name); row != nullptr && row->check != nullptr) {
-    row->check(environment, variables);
+    row->check(environment);
   }
 }
 
@@ -166,8 +161,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name,
 
 void attach_backend(c10d::ProcessGroup& group, const torch::Device& device,
                     const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const Row* const row = find_row(traits_of(backend->getBackendName()).name);
-  const Type type = row == nullptr ? Type::CUSTOM : row->type;
+  const auto type = c10d::ProcessGroup::strToBackendType(traits_of(backend->getBackendName()).name);
   group.setBackend(device.type(), type, backend);
   group.setDefaultBackend(type);
   group.setGroupName("world");

@@ -16,8 +16,7 @@ std::string resolve_backend(const std::string& name, const torch::Device& device
 /// Checks the backend on all ranks alike, before they meet: MPI joins only processes that its own
 /// launcher started.
 /// @throws UsageError if this launch or this build cannot use the backend
-void check_launch(const std::string& name, const LaunchEnvironment& environment,
-                  const Variables& variables = process_variables());
+void check_launch(const std::string& name, const LaunchEnvironment& environment);
 
 /// Blocks until the other ranks are there, or throws when the timeout has passed.
 /// @param name a name of kBackends, or "auto": shared memory if all ranks are on one host, else

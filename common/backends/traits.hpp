@@ -58,12 +58,12 @@ inline std::vector<std::string> backend_names() {
   return names;
 }
 
-/// @param name of a backend or of c10d's class, which may add to it: "nccl2"
+/// @param name of a backend, or of c10d's class for it, which LibTorch 2.15 calls "nccl2"
 /// @return the defaults for an unknown one
 inline const BackendTraits& traits_of(std::string_view name) {
   static constexpr BackendTraits kUnknown;
-  const auto found = std::ranges::find_if(
-      kBackends, [name](const BackendTraits& one) { return name.starts_with(one.name); });
+  const auto found =
+      std::ranges::find(kBackends, name == "nccl2" ? kNccl : name, &BackendTraits::name);
   return found == kBackends.end() ? kUnknown : *found;
 }
 

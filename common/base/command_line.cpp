@@ -8,9 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
+#include <regex>
 #include <set>
-
-#include "common/base/exit_codes.hpp"
 
 namespace ddp {
 namespace {
@@ -30,10 +29,9 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
 }
 
 std::string plain(const std::string& word) {
-  std::string text;
-  for (const char c : word.substr(std::min(word.find_first_not_of('-'), word.size()))) {
-    text += c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
+  std::string text = CLI::detail::to_lower(word);
+  text.erase(0, text.find_first_not_of('-'));
+  std::ranges::replace(text, '-', '_');
   return text;
 }
 
@@ -77,13 +75,9 @@ const std::string& check_choice(const std::string& name, const std::string& text
 }
 
 std::string parse_path(const std::string& name, const std::string& text) {
+  static const std::regex for_a_shell(R"(^~[^/]|\$[A-Za-z_{(])");
   const bool is_url = text.find("://") < text.find('/');
-  const bool is_of_user = text.starts_with('~') && text.size() > 1 && text[1] != '/';
-  const auto is_variable = [](char first, char second) {
-    return first == '$' && (std::isalpha(static_cast<unsigned char>(second)) != 0 ||
-                            second == '_' || second == '{' || second == '(');
-  };
-  if (is_url || is_of_user || std::ranges::adjacent_find(text, is_variable) != text.end()) {
+  if (is_url || std::regex_search(text, for_a_shell)) {
     refuse("{}: got {}, expected a path of this machine, without a URL, $VARIABLE or ~USER", name,
            quote(text));
   }
@@ -136,33 +130,6 @@ std::string with_dashes(const std::string& argument) {
   }
   return result;
 }
-
-namespace takes {
-
-OptionValue text(std::string& target, const std::string& unit) {
-  return {unit, target, target,
-          [&target](const std::string&, const std::string& given) { target = given; }};
-}
-
-OptionValue path(std::string& target, const std::string& unit) {
-  return {unit, target, target, [&target](const std::string& name, const std::string& given) {
-            target = parse_path(name, given);
-          }};
-}
-
-OptionValue choice(std::string& target, const Choices& choices) {
-  return {join(choices), target, target,
-          [&target, choices](const std::string& name, const std::string& given) {
-            target = check_choice(name, given, choices);
-          }};
-}
-
-OptionValue flag(bool& target) {
-  return {"", text_of(target), "",
-          [&target](const std::string&, const std::string&) { target = true; }};
-}
-
-}  // namespace takes
 
 void OptionGroup::add(const std::string& names, const OptionValue& value, const std::string& help) {
   const std::string name = names.substr(0, names.find(','));

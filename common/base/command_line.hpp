@@ -1,13 +1,9 @@
 // common/base/command_line.hpp - CLI11 with options in the groups of --help and strict values.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include "common/base/parse.hpp"
 
@@ -79,26 +75,42 @@ std::string text_of(const std::optional<T>& value) {
 /// Values by their type, with the target that they are stored in.
 namespace takes {
 
+/// @param parse (name, text) -> the value, or throws
+template <typename Target, typename Parse>
+OptionValue parsed(Target& target, const std::string& unit, Parse parse) {
+  const std::string present = text_of(target);
+  return {unit, present, present,
+          [&target, parse](const auto& name, const auto& text) { target = parse(name, text); }};
+}
+
 template <typename Target, typename Least, typename Integer>
 OptionValue integer(Target& target, Least minimum, Integer maximum) {
-  return {"N", text_of(target), text_of(target),
-          [&target, minimum, maximum](const std::string& name, const std::string& text) {
-            target = parse_integer<Integer>(name, text, minimum, maximum);
-          }};
+  return parsed(target, "N", [minimum, maximum](const auto& name, const auto& text) {
+    return parse_integer<Integer>(name, text, minimum, maximum);
+  });
 }
 
 template <typename Target>
 OptionValue positive(Target& target, const std::string& unit, double maximum) {
-  return {unit, text_of(target), text_of(target),
-          [&target, maximum](const std::string& name, const std::string& text) {
-            target = parse_positive(name, text, maximum);
-          }};
+  return parsed(target, unit, [maximum](const auto& name, const auto& text) {
+    return parse_positive(name, text, maximum);
+  });
 }
 
-OptionValue text(std::string& target, const std::string& unit);
-OptionValue path(std::string& target, const std::string& unit);
-OptionValue choice(std::string& target, const Choices& choices);
-OptionValue flag(bool& target);
+inline OptionValue text(std::string& target, const std::string& unit) {
+  return parsed(target, unit, [](const auto&, const auto& text) { return text; });
+}
+inline OptionValue path(std::string& target, const std::string& unit) {
+  return parsed(target, unit, parse_path);
+}
+inline OptionValue choice(std::string& target, const Choices& choices) {
+  return parsed(target, join(choices), [choices](const auto& name, const auto& text) {
+    return check_choice(name, text, choices);
+  });
+}
+inline OptionValue flag(bool& target) {
+  return {"", text_of(target), "", [&target](const auto&, const auto&) { target = true; }};
+}
 
 }  // namespace takes
 

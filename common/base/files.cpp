@@ -12,9 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <random>
-#include <system_error>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 
 namespace ddp {
@@ -39,12 +37,10 @@ void FileDescriptor::reset(int fd) {
 NextFile::NextFile(const std::string& what, const std::string& path, size_t bytes)
     : what_(what), path_(path), bytes_(bytes) {
   std::random_device random;
-  do {
-    temporary_ = fmt::format("{}.tmp.{:08x}{:08x}", path, random(), random());
-    file_.reset(uninterrupted([this] {
-      return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    }));
-  } while (!file_.is_open() && errno == EEXIST);
+  temporary_ = fmt::format("{}.tmp.{:08x}{:08x}", path, random(), random());
+  file_.reset(uninterrupted([this] {
+    return open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  }));
   if (!file_.is_open()) {
     fail(errno);
   }

@@ -24,14 +24,13 @@ auto uninterrupted(const Call& call) {
 class FileDescriptor {
  public:
   explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  ~FileDescriptor() { close(); }
+  ~FileDescriptor() { reset(); }
   FileDescriptor(const FileDescriptor&) = delete;
   FileDescriptor& operator=(const FileDescriptor&) = delete;
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  void reset(int fd);  ///< closes the old descriptor
-  void close() { reset(-1); }
+  void reset(int fd = -1);  ///< closes the old descriptor
 
  private:
   int fd_;

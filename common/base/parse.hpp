@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -44,21 +45,20 @@ inline std::string shorten(std::string_view text) {
 
 /// Length of the character at the beginning of `text`; 0 if it is a control character or no UTF-8.
 inline size_t printable_bytes(std::string_view text) {
-  const auto byte = [text](size_t at) { return static_cast<unsigned char>(text[at]); };
-  const unsigned char lead = byte(0);
+  const auto lead = static_cast<unsigned char>(text.front());
   if (lead < 0x80) {
     return lead >= 0x20 && lead != 0x7f ? 1 : 0;
   }
-  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
-  if (length == 0 || text.size() < length) {
+  const auto length = static_cast<size_t>(std::countl_one(lead));
+  if (length < 2 || length > 4 || text.size() < length) {
     return 0;
   }
-  uint32_t code = lead & (0xffU >> (length + 1));
-  for (size_t at = 1; at < length; ++at) {
-    if (byte(at) >> 6 != 2) {
+  uint32_t code = lead & (0xffU >> length);
+  for (const char next : text.substr(1, length - 1)) {
+    if ((next & 0xc0) != 0x80) {
       return 0;
     }
-    code = code << 6 | (byte(at) & 0x3fU);
+    code = code << 6 | (next & 0x3fU);
   }
   // By length: the least code that needs so many bytes, without the control characters below 0xa0.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
@@ -69,13 +69,11 @@ inline size_t printable_bytes(std::string_view text) {
 
 /// `text` on one line for a terminal, whatever a file or a library has put into it.
 inline std::string printable(std::string_view text) {
-  constexpr std::string_view kHexDigits = "0123456789abcdef";
   std::string line;
   while (!text.empty()) {
     const size_t length = printable_bytes(text);
     if (length == 0) {
-      const auto byte = static_cast<unsigned char>(text.front());
-      line += {'\\', 'x', kHexDigits[byte >> 4], kHexDigits[byte & 15]};
+      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
     }
     line += text.substr(0, length);
     text.remove_prefix(std::max<size_t>(length, 1));
@@ -88,36 +86,38 @@ inline std::string quote(std::string_view text) {
   return '"' + printable(shorten(text)) + '"';
 }
 
+/// The number that all of `text` is, if it is one.
+template <typename Number>
+std::optional<Number> as_number(std::string_view text) {
+  Number value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end ? std::optional(value) : std::nullopt;
+}
+
 /// Digits only: no sign, blank, exponent, base prefix or overflow.
 /// @throws UsageError naming `name`, the text and the range
 template <typename Integer>
 Integer parse_integer(const std::string& name, std::string_view text, Integer minimum,
                       Integer maximum = std::numeric_limits<Integer>::max()) {
-  Integer value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  const bool negative = !text.empty() && text.front() == '-';
-  if (negative || error != std::errc() || stop != end || value < minimum || value > maximum) {
+  const std::optional<Integer> value = as_number<Integer>(text);
+  if (!value || text.front() == '-' || *value < minimum || *value > maximum) {
     const bool bounded = maximum != std::numeric_limits<Integer>::max();
-    throw UsageError(name + ": got " + quote(text) + ", expected an integer " +
-                     (bounded ? "from " : ">= ") + std::to_string(minimum) +
-                     (bounded ? " to " + std::to_string(maximum) : ""));
+    refuse("{}: got {}, expected an integer {} {}{}", name, quote(text),
+           bounded ? "from" : ">=", minimum, bounded ? fmt::format(" to {}", maximum) : "");
   }
-  return value;
+  return *value;
 }
 
 /// A decimal number in (0, maximum]: "0.1", "1e-3"; never NaN or infinite.
 /// @throws UsageError naming `name`, the text and the range
 inline double parse_positive(const std::string& name, std::string_view text, double maximum) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || !std::isfinite(value) || !(value > 0) ||
-      value > maximum) {
-    throw UsageError(name + ": got " + quote(text) + ", expected a finite number > 0 and <= " +
-                     std::to_string(static_cast<long long>(maximum)));
+  const std::optional<double> value = as_number<double>(text);
+  if (!value || !(*value > 0 && *value <= maximum)) {  // refuses NaN too
+    refuse("{}: got {}, expected a finite number > 0 and <= {}", name, quote(text),
+           static_cast<int64_t>(maximum));
   }
-  return value;
+  return *value;
 }
 
 }  // namespace ddp

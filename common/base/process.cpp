@@ -3,14 +3,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
-#include <unistd.h>
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
+#include <filesystem>
 
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
@@ -53,10 +51,10 @@ int become(const char* program, char* const* argv, char* const* environment,
 
 /// @return the process id, once the program runs
 pid_t start(std::vector<std::string> argv, ChildOptions options) {
-  std::vector<std::string> variables = options.environment.value_or(std::vector<std::string>());
+  std::vector<std::string> variables =
+      options.environment ? *options.environment : environment_with({});
   const std::vector<char*> argument_pointers = pointers(argv);
   const std::vector<char*> variable_pointers = pointers(variables);
-  char* const* const environment = options.environment ? variable_pointers.data() : environ;
   const std::string program = options.program.empty() ? argv.at(0) : options.program;
   const sigset_t mask = options.signal_mask.value_or(sigset_t{});
 
@@ -70,15 +68,15 @@ pid_t start(std::vector<std::string> argv, ChildOptions options) {
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    const int reason =
-        become(program.c_str(), argument_pointers.data(), environment, options, mask, parent);
+    const int reason = become(program.c_str(), argument_pointers.data(), variable_pointers.data(),
+                              options, mask, parent);
     [[maybe_unused]] const ssize_t written = write(write_end.get(), &reason, sizeof(reason));
     _exit(kCannotRunExitCode);
   }
   if (pid < 0) {
     fail("cannot start a process", errno);
   }
-  write_end.close();
+  write_end.reset();
   int reason = 0;
   uninterrupted([&] { return read(read_end.get(), &reason, sizeof(reason)); });
   if (reason != 0) {
@@ -92,12 +90,6 @@ bool has_ended(pid_t pid) {
   siginfo_t info{};
   return waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
          info.si_pid != 0;
-}
-
-ChildOptions with_output(ChildOptions options, int out_fd, int err_fd) {
-  options.out_fd = out_fd;
-  options.err_fd = err_fd;
-  return options;
 }
 
 /// Appends, because a program's processes write side by side, and a file in memory does not lock
@@ -145,9 +137,11 @@ std::optional<ProcessEnd> Child::poll() {
 }
 
 CapturedChild::CapturedChild(const std::vector<std::string>& argv, ChildOptions options)
-    : out_(memory_file("stdout")),
-      err_(memory_file("stderr")),
-      child_(argv, with_output(options, out_.get(), err_.get())) {}
+    : out_(memory_file("stdout")), err_(memory_file("stderr")), child_(argv, [&] {
+        options.out_fd = out_.get();
+        options.err_fd = err_.get();
+        return options;
+      }()) {}
 
 std::string CapturedChild::content_of(const FileDescriptor& file) {
   return read_text(fmt::format("/proc/self/fd/{}", file.get()));
@@ -190,9 +184,8 @@ std::vector<std::string> environment_with(
 }
 
 bool is_executable(const std::string& path) {
-  struct stat status {};
-  return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-         access(path.c_str(), X_OK) == 0;
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error) && access(path.c_str(), X_OK) == 0;
 }
 
 std::optional<std::string> find_in_path(const std::string& name) {
@@ -228,9 +221,8 @@ void BlockedSignals::stop() {
 }
 
 siginfo_t BlockedSignals::wait(std::optional<double> seconds) const {
-  const double positive = std::max(seconds.value_or(0), 0.0);
-  const timespec timeout{static_cast<time_t>(positive),
-                         static_cast<long>((positive - std::floor(positive)) * 1e9)};
+  const auto ns = static_cast<int64_t>(std::max(seconds.value_or(0), 0.0) * 1e9);
+  const timespec timeout{ns / 1'000'000'000, ns % 1'000'000'000};
   siginfo_t info{};
   if (sigtimedwait(&blocked_, &info, seconds ? &timeout : nullptr) < 0) {
     info = {};
@@ -238,23 +230,9 @@ siginfo_t BlockedSignals::wait(std::optional<double> seconds) const {
   return info;
 }
 
-namespace {
-
-double to_ms(const timespec& time) {
-  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
-}
-
-}  // namespace
-
 double peak_rss_mib() {
   const int64_t kib = number_after("VmHWM:", read_text("/proc/self/status"));
   return kib > 0 ? static_cast<double>(kib) / 1024 : std::numeric_limits<double>::quiet_NaN();
-}
-
-double cpu_ms() {
-  timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return to_ms(used);
 }
 
 std::chrono::system_clock::time_point process_start() {
@@ -265,11 +243,11 @@ std::chrono::system_clock::time_point process_start() {
   for (int i = 3; i <= 22; ++i) {
     fields >> field;
   }
-  const double started_ms = std::stod(field) * 1e3 / static_cast<double>(sysconf(_SC_CLK_TCK));
+  const auto tick = std::chrono::nanoseconds(std::chrono::seconds(1)) / sysconf(_SC_CLK_TCK);
   timespec since_boot{};
   clock_gettime(CLOCK_BOOTTIME, &since_boot);
-  return std::chrono::system_clock::now() -
-         std::chrono::microseconds(static_cast<int64_t>((to_ms(since_boot) - started_ms) * 1e3));
+  return std::chrono::system_clock::now() - std::chrono::seconds(since_boot.tv_sec) -
+         std::chrono::nanoseconds(since_boot.tv_nsec) + std::stoll(field) * tick;
 }
 
 }  // namespace ddp

@@ -25,31 +25,28 @@ struct Memory {
 }  // namespace
 
 struct GpuMonitor::Nvml {
-  template <typename Function>
-  void load(const char* name, Function& function) {
-    function = library ? reinterpret_cast<Function>(dlsym(library.get(), name)) : nullptr;
-    is_complete = is_complete && function != nullptr;
+  template <typename... Arguments>
+  using Function = int (*)(Arguments...);
+  template <typename... Arguments>
+  Function<Arguments...> load(const char* name) const {
+    return library ? reinterpret_cast<Function<Arguments...>>(dlsym(library.get(), name)) : nullptr;
   }
+  bool is_complete() const { return initialise && shutdown && utilisation && memory && by_uuid; }
 
   std::unique_ptr<void, int (*)(void*)> library{dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL),
                                                 dlclose};
-  bool is_complete = true;
-  int (*initialise)();
-  int (*shutdown)();
-  int (*utilisation)(Device, Utilisation*);
-  int (*memory)(Device, Memory*);
-  int (*by_uuid)(const char*, Device*);
+  Function<> initialise = load<>("nvmlInit_v2");
+  Function<> shutdown = load<>("nvmlShutdown");
+  Function<Device, Utilisation*> utilisation =
+      load<Device, Utilisation*>("nvmlDeviceGetUtilizationRates");
+  Function<Device, Memory*> memory = load<Device, Memory*>("nvmlDeviceGetMemoryInfo");
+  Function<const char*, Device*> by_uuid = load<const char*, Device*>("nvmlDeviceGetHandleByUUID");
   std::vector<Device> devices;  ///< in CUDA's order; nullptr: unknown to NVML
 };
 
 GpuMonitor::GpuMonitor() {
   auto nvml = std::make_unique<Nvml>();
-  nvml->load("nvmlInit_v2", nvml->initialise);
-  nvml->load("nvmlShutdown", nvml->shutdown);
-  nvml->load("nvmlDeviceGetUtilizationRates", nvml->utilisation);
-  nvml->load("nvmlDeviceGetMemoryInfo", nvml->memory);
-  nvml->load("nvmlDeviceGetHandleByUUID", nvml->by_uuid);
-  if (!nvml->is_complete || nvml->initialise() != 0) {
+  if (!nvml->is_complete() || nvml->initialise() != 0) {
     return;
   }
   // By UUID, because NVML's order differs from CUDA's, and NVML ignores CUDA_VISIBLE_DEVICES.

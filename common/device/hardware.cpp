@@ -1,7 +1,6 @@
 #include "common/device/hardware.hpp"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 #include <sched.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -139,24 +138,23 @@ namespace {
 template <typename Function>
 Function driver_function(const char* name) {
   // Never closed, because the driver has threads and exit handlers of its own.
-  static void* const library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  static void* const library =
+      DDP_CUDA_VERSION_MAJOR == 0 ? nullptr : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
-}
-
-int ask_driver() {
-  const auto initialise = driver_function<int (*)(unsigned flags)>("cuInit");
-  const auto count = driver_function<int (*)(int* devices)>("cuDeviceGetCount");
-  int devices = 0;
-  const bool works =
-      initialise != nullptr && count != nullptr && initialise(0) == 0 && count(&devices) == 0;
-  return works ? devices : 0;
 }
 
 }  // namespace
 
 int count_cuda_devices() {
-  static const int devices = DDP_CUDA_VERSION_MAJOR == 0 ? 0 : ask_driver();
-  return devices;
+  static const int answer = [] {
+    const auto initialise = driver_function<int (*)(unsigned flags)>("cuInit");
+    const auto count = driver_function<int (*)(int* devices)>("cuDeviceGetCount");
+    int devices = 0;
+    const bool works =
+        initialise != nullptr && count != nullptr && initialise(0) == 0 && count(&devices) == 0;
+    return works ? devices : 0;
+  }();
+  return answer;
 }
 
 std::string cuda_device_uuid(int index) {

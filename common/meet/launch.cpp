@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/parse.hpp"
 #include "common/meet/address.hpp"
 

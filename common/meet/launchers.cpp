@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <regex>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/hash.hpp"
 #include "common/base/parse.hpp"
@@ -295,14 +294,13 @@ const Launcher& launcher_of(const LaunchEnvironment& environment) {
   return row == std::end(kLaunchers) ? kNoLauncher : *row;
 }
 
-bool is_mpi_world(const LaunchEnvironment& environment, const Variables& variables) {
-  const LaunchReading reading{.variables = variables};
+bool is_mpi_world(const LaunchEnvironment& environment) {
   const std::string rank = std::to_string(environment.rank);
-  const auto world_size = reading.find(kMpirun.numbers.world_size);
+  const auto world_size = process_getenv(kMpirun.numbers.world_size);
   // srun --mpi=pmix tells only the rank: the size is known once MPI is initialised.
   return world_size ? *world_size == std::to_string(environment.world_size) &&
-                          reading.find(kMpirun.numbers.rank) == rank
-                    : environment.world_size == 1 || reading.find("PMIX_RANK") == rank;
+                          process_getenv(kMpirun.numbers.rank) == rank
+                    : environment.world_size == 1 || process_getenv("PMIX_RANK") == rank;
 }
 
 SchedulerLimits scheduler_limits(const Variables& variables) {

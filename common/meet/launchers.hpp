@@ -169,7 +169,7 @@ const Launcher& launcher_of(const LaunchEnvironment& environment);
 
 /// True if MPI_Init() joins the ranks of this job: MPI has the same rank for this process, and the
 /// same world size where it tells that.
-bool is_mpi_world(const LaunchEnvironment& environment, const Variables& variables);
+bool is_mpi_world(const LaunchEnvironment& environment);
 
 /// What schedulers' variables allow all ranks of this host together. Numbers <= 0 are no limits.
 struct SchedulerLimits {

@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"

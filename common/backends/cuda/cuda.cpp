@@ -24,7 +24,6 @@
 #endif
 
 #include "common/backends/cuda_module.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/device/device.hpp"
 
 namespace ddp {
@@ -138,7 +137,7 @@ void average(const std::vector<torch::Tensor>& tensors) {
 }  // namespace
 }  // namespace ddp
 
-extern "C" const ddp::CudaModule* ddp_cuda_module() {
+extern "C" const ddp::CudaModule* ddp_module() {
   static const ddp::CudaModule module{.make_nccl_backend = ddp::make_nccl_backend,
                                       .make_graph_stream = ddp::make_graph_stream,
                                       .average = ddp::average};

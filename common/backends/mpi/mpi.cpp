@@ -139,7 +139,7 @@ std::unique_ptr<Communicator> connect(int rank, int world_size) {
 }  // namespace
 }  // namespace ddp::mpi
 
-extern "C" const ddp::MpiModule* ddp_mpi_module() {
+extern "C" const ddp::MpiModule* ddp_module() {
   static const ddp::MpiModule module{.connect = ddp::mpi::connect};
   return &module;
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "common/backends/communicator.hpp"
-#include "common/base/module.hpp"
 
 namespace ddp {
 
@@ -13,11 +12,5 @@ struct MpiModule {
   /// @throws UsageError if this process has another rank or world size in MPI's world
   std::unique_ptr<Communicator> (*connect)(int rank, int world_size);
 };
-
-/// @return nullptr if this build has none @throws UsageError if it cannot be opened (no libmpi)
-inline const MpiModule* mpi_module() {
-  static const auto* const module = static_cast<const MpiModule*>(open_module(kMpiModule));
-  return module;
-}
 
 }  // namespace ddp

@@ -9,7 +9,6 @@
 #include <climits>
 
 #include "common/base/exit_codes.hpp"
-#include "common/base/patience.hpp"
 #include "common/base/worker_pool.hpp"
 
 namespace ddp::shm {
@@ -29,9 +28,9 @@ std::string to_string(const Call& call) {
     case Operation::kAllGather:
       return "all_gather " + elements;
     case Operation::kBarrier:
-      return "barrier";
+      break;
   }
-  return "unknown operation";
+  return "barrier";
 }
 
 /// Time between two checks of a sleeping rank that the other ranks live: 5 ms.

@@ -1,6 +1,5 @@
 #include "common/backends/shm/shm_collectives.hpp"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstring>

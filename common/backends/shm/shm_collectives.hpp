@@ -1,7 +1,6 @@
 // common/backends/shm/shm_collectives.hpp - collectives between ranks of one host.
 #pragma once
 
-#include "common/backends/communicator.hpp"
 #include "common/backends/shm/shm_barrier.hpp"
 #include "common/backends/shm/shm_segment.hpp"
 
