@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/data/dataset.hpp"

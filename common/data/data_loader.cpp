@@ -3,9 +3,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "common/device/device.hpp"
 
 namespace ddp {
@@ -38,8 +35,8 @@ std::vector<Batch> Batch::split(int64_t samples) const {
   const std::vector<torch::Tensor> targets = target.split(samples);
   std::vector<Batch> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const double share = static_cast<double>(inputs[i].size(0)) / static_cast<double>(size());
-    parts.push_back({.input = inputs[i], .target = targets[i], .weight = weight * share});
+    const double fraction = static_cast<double>(inputs[i].size(0)) / static_cast<double>(size());
+    parts.push_back({.input = inputs[i], .target = targets[i], .weight = weight * fraction});
   }
   return parts;
 }

@@ -1,10 +1,6 @@
 // common/data/data_loader.hpp - samplers, and the loader that makes a process's batches.
 #pragma once
 
-#include <cstddef>
-#include <optional>
-#include <vector>
-
 #include "common/data/samples.hpp"
 
 namespace ddp {

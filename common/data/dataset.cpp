@@ -166,10 +166,4 @@ Dataset load_dataset(const DataOptions& options) {
   return synthetic(options);
 }
 
-Dataset load_dataset(const std::string& name) {
-  DataOptions options;
-  options.dataset = name;
-  return load_dataset(options);
-}
-
 }  // namespace ddp

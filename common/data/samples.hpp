@@ -3,8 +3,6 @@
 
 #include <torch/types.h>
 
-#include <cstdint>
-
 namespace ddp {
 
 struct Samples {

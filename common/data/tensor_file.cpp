@@ -2,8 +2,6 @@
 
 #include <array>
 #include <cstring>
-#include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"

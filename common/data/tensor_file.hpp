@@ -4,10 +4,6 @@
 #include <torch/types.h>
 
 #include <map>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 namespace ddp {
 

@@ -1,9 +1,6 @@
 // common/fused/fused_mlp.hpp - a training step of the MLP without autograd.
 #pragma once
 
-#include <memory>
-#include <utility>
-
 #include "common/data/data_loader.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/model/mlp.hpp"

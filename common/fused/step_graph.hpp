@@ -1,8 +1,6 @@
 // common/fused/step_graph.hpp - a training step as a CUDA graph.
 #pragma once
 
-#include <utility>
-
 #include "common/backends/cuda_module.hpp"
 
 namespace ddp {
@@ -17,8 +15,8 @@ class StepGraph {
 
   /// Executes the step: the first three times directly, then as a graph.
   void run(c10::function_ref<void()> step) {
-    if (eager_steps_ < kEagerSteps) {
-      ++eager_steps_;
+    if (eager_steps_ > 0) {
+      --eager_steps_;
       stream_->run(step);
       return;
     }
@@ -29,11 +27,8 @@ class StepGraph {
   }
 
  private:
-  /// Steps in which every library makes its handles and chooses its kernels.
-  static constexpr int kEagerSteps = 3;
-
   std::unique_ptr<GraphStream> stream_;
-  int eager_steps_ = 0;
+  int eager_steps_ = 3;  // to go: every library makes its handles and chooses its kernels
   std::function<void()> replay_;
 };
 

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "common/base/hash.hpp"
+#include "common/data/samples.hpp"
 
 namespace ddp {
 
@@ -98,8 +99,7 @@ std::string parameter_hash(const torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
   Hash hash;
   for (const torch::Tensor& parameter : module.parameters()) {
-    const torch::Tensor host =
-        parameter.detach().to(torch::kCPU).resolve_conj().resolve_neg().contiguous();
+    const torch::Tensor host = as_rows(parameter.detach().to(torch::kCPU));
     hash.update(host.const_data_ptr(), host.nbytes());
   }
   return hash.hex();

@@ -3,11 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <vector>
-
 namespace ddp {
 
 /// Parameters and gradients in one tensor each, so that an all-reduce needs no copy to a buffer.

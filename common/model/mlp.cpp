@@ -1,10 +1,6 @@
 #include "common/model/mlp.hpp"
 
-#include <algorithm>
 #include <cstdio>
-#include <limits>
-#include <string>
-#include <utility>
 
 namespace ddp {
 

@@ -5,8 +5,6 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
-#include <vector>
-
 #include "common/data/samples.hpp"
 
 namespace ddp {

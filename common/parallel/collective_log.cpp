@@ -1,7 +1,5 @@
 #include "common/parallel/collective_log.hpp"
 
-#include <fmt/format.h>
-
 #include "common/base/patience.hpp"
 #include "common/meet/board.hpp"
 
@@ -55,7 +53,7 @@ std::string CollectiveLog::of(const c10d::Work& work) const {
 
 std::string CollectiveLog::last() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return text(count_);
+  return count_ == 0 ? "" : text(count_);
 }
 
 std::string CollectiveLog::last_call() const {
@@ -64,45 +62,34 @@ std::string CollectiveLog::last_call() const {
 }
 
 std::string CollectiveLog::text(uint64_t number) const {
-  if (number == 0) {
-    return "";
-  }
   const Entry& one = entry(number);
   return fmt::format("{} of {} {} (collective {}), {}", one.kind, one.elements,
                      c10::getDtypeNames(one.dtype).first, number, one.site.text());
 }
 
-namespace {
-
-constexpr std::chrono::milliseconds kOthersNotice(300);
-// Within this time every waiting rank notices that another rank has given up, and says so.
-constexpr std::chrono::milliseconds kOthersTime(1000);
-constexpr std::chrono::seconds kStoreAnswers{1};
-
-std::vector<int> ask_store(c10d::Store& store, Board board, bool timed_out) {
-  const std::string kWaits = "late/waits";
-  const std::string kTimedOut = "late/timed out";  // one key for all ranks: a single question
-  board.leave(kWaits);
-  if (timed_out) {
-    store.set(kTimedOut, "yes");
-  }
-  std::this_thread::sleep_for(kOthersNotice);
-  if (!store.check({kTimedOut})) {
-    return {};
-  }
-  std::this_thread::sleep_for(kOthersTime);
-  return board.missing(kWaits);
-}
-
-}  // namespace
-
 std::vector<int> late_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                             const LaunchEnvironment& launch, bool timed_out) {
+  constexpr std::chrono::milliseconds kOthersNotice(300);
+  // Within this time every waiting rank notices that another rank has given up, and says so.
+  constexpr std::chrono::milliseconds kOthersTime(1000);
+  constexpr std::chrono::seconds kStoreAnswers{1};
+  const auto ask = [=, board = Board(store, launch.rank, launch.world_size,
+                                     store->getTimeout())]() mutable -> std::vector<int> {
+    const std::string kWaits = "late/waits";
+    const std::string kTimedOut = "late/timed out";  // one key for all ranks: a single question
+    board.leave(kWaits);
+    if (timed_out) {
+      store->set(kTimedOut, "yes");
+    }
+    std::this_thread::sleep_for(kOthersNotice);
+    if (!store->check({kTimedOut})) {
+      return {};
+    }
+    std::this_thread::sleep_for(kOthersTime);
+    return board.missing(kWaits);
+  };
   try {
-    const Board board(store, launch.rank, launch.world_size, store->getTimeout());
-    if (auto late =
-            ask_in_time([store, board, timed_out] { return ask_store(*store, board, timed_out); },
-                        kOthersNotice + kOthersTime + kStoreAnswers)) {
+    if (auto late = ask_in_time(ask, kOthersNotice + kOthersTime + kStoreAnswers)) {
       return *std::move(late);
     }
   } catch (const std::exception&) {

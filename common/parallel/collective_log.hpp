@@ -29,9 +29,8 @@ struct CallSite {
   constexpr CallSite in(const char* function) const noexcept {
     return {.file = file, .line = line, .bucket = bucket, .caller = function};
   }
-  /// "called at 03_ddp_spawn/by_hand.cpp:45", "called by log.epoch at 03_ddp_spawn/main.cpp:52", or
-  /// with a bucket "called at 03_ddp_spawn/main.cpp:21, bucket 0 of gradients". Paths in this
-  /// project are relative to its folder.
+  /// "called by log.epoch at 03_ddp_spawn/main.cpp:52, bucket 0 of gradients", without a function
+  /// or a bucket if there is none. Paths in this project are relative to its folder.
   std::string text() const;
 };
 
@@ -54,8 +53,7 @@ class CollectiveLog {
   std::string of(const c10d::Work& work) const;
   /// Describes the last collective; empty if there was none.
   std::string last() const;
-  /// Number and line of the last collective, for messages that name its kind already: "collective
-  /// 37, called at 03_ddp_spawn/by_hand.cpp:45".
+  /// The same without the kind and the size: "collective 37, called at 03_ddp_spawn/main.cpp:45".
   std::string last_call() const;
 
  private:

@@ -3,8 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <memory>
-
 #include "common/base/worker_pool.hpp"
 
 namespace ddp {

@@ -16,14 +16,13 @@
 namespace ddp {
 
 std::string shared_device(const std::vector<std::string>& devices) {
-  for (size_t rank = 1; rank < devices.size(); ++rank) {
-    const auto here = devices.begin() + static_cast<ptrdiff_t>(rank);
-    const auto first = std::find(devices.begin(), here, *here);
-    if (first != here && !here->empty()) {
+  for (auto device = devices.begin(); device != devices.end(); ++device) {
+    const auto first = std::find(devices.begin(), device, *device);
+    if (first != device && !device->empty()) {
       return fmt::format(
           "ranks {} and {} have one CUDA device, UUID {}, expected one for each: give each process "
           "all devices of its node, or one of its own (--gpus-per-task=1)",
-          first - devices.begin(), rank, *here);
+          first - devices.begin(), device - devices.begin(), *device);
     }
   }
   return "";
@@ -179,14 +178,14 @@ const ProcessGroup* find_default_process_group() {
 }
 
 const ProcessGroup& default_process_group() {
-  const ProcessGroup* const group = find_default_process_group();
-  TORCH_CHECK(group != nullptr, "Expected init_process_group() to have been called, got no group");
+  const DefaultGroup& group = of_this_rank<DefaultGroup>();
+  TORCH_CHECK(group, "Expected init_process_group() to have been called, got no group");
   return *group;
 }
 
 const ProcessGroup& world() {
-  const ProcessGroup* const group = find_default_process_group();
-  return group == nullptr ? of_this_rank<Alone>().group : *group;
+  const DefaultGroup& group = of_this_rank<DefaultGroup>();
+  return group ? *group : of_this_rank<Alone>().group;
 }
 
 }  // namespace ddp

@@ -4,48 +4,14 @@
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
 #include <bit>
-#include <sstream>
 
 #include "common/base/exit_codes.hpp"
-#include "common/model/flat_parameters.hpp"
 
 namespace ddp {
 namespace {
 
 /// Size of a message of parameters or buffers, which are joined in a copy.
 constexpr size_t kMessageBytes = size_t{25} << 20;
-
-/// Calls `use(name, tensor)` for the items that are not ignored.
-template <typename Use>
-void for_each_kept(const torch::OrderedDict<std::string, torch::Tensor>& items,
-                   const DistributedDataParallelOptions& options, const Use& use) {
-  for (const auto& item : items) {
-    if (std::ranges::find(options.ignored, item.key()) == options.ignored.end()) {
-      use(item.key(), item.value());
-    }
-  }
-}
-
-std::string describe(const torch::nn::Module& module,
-                     const DistributedDataParallelOptions& options) {
-  std::ostringstream text;
-  text << "bucket bytes " << options.buckets.first_bytes << " and " << options.buckets.bytes
-       << "\nbroadcast_buffers " << options.broadcast_buffers << "\n";
-  std::unordered_map<const torch::TensorImpl*, std::string> names;
-  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
-    text << name << " " << parameter.sizes() << " " << parameter.dtype()
-         << (parameter.requires_grad() ? "" : " frozen");
-    if (parameter.layout() == torch::kStrided && !parameter.is_contiguous()) {
-      text << " strides " << parameter.strides();
-    }
-    const auto [first, is_new] = names.emplace(parameter.unsafeGetTensorImpl(), name);
-    text << (is_new ? "" : " tied to " + first->second) << "\n";
-  });
-  for_each_kept(module.named_buffers(), options, [&](const auto& name, const auto& buffer) {
-    text << name << " " << buffer.sizes() << " " << buffer.dtype() << " buffer\n";
-  });
-  return text.str();
-}
 
 /// Calls an action before a node of a graph runs the next time.
 class OnceBefore : public torch::autograd::FunctionPreHook {
@@ -73,75 +39,6 @@ class OnceBefore : public torch::autograd::FunctionPreHook {
   std::function<void()> action_;
 };
 
-/// Refuses a second reducer for a parameter: both would sum its gradient in the same memory.
-/// @return marks the module's parameters as taken while it lives
-/// @throws UsageError naming a parameter that is taken already
-std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
-                                      const DistributedDataParallelOptions& options) {
-  static std::mutex mutex;
-  static std::unordered_map<const torch::TensorImpl*, std::weak_ptr<void>> owners;
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::erase_if(owners, [](const auto& entry) { return entry.second.expired(); });
-  const auto own = std::make_shared<char>();
-  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
-    std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
-    if (const auto other = owner.lock(); other != nullptr && other != own) {
-      refuse(
-          "parameter {} belongs to another DistributedDataParallel, expected one at a time: wrap "
-          "the whole model, once",
-          name);
-    }
-    owner = own;
-  });
-  return own;
-}
-
-/// @throws UsageError unless the group can send the tensor and, if it learns, average its gradients
-void expect_sendable(const std::string& name, const torch::Tensor& tensor,
-                     const torch::Device& expected) {
-  const torch::Device device = tensor.device();
-  if (device.type() != expected.type() ||
-      (expected.has_index() && device.index() != expected.index())) {
-    refuse(
-        "{} is on {}, expected the process group's {}: move the model there first, "
-        "then wrap it",
-        name, device.str(), expected.str());
-  }
-  if (tensor.layout() != torch::kStrided || tensor.is_quantized() ||
-      (tensor.requires_grad() && tensor.element_size() < 2)) {
-    refuse("{} is a {}, expected a dense tensor, of numbers of 16 bits or more if it is trained",
-           name, tensor.toString());
-  }
-}
-
-/// Compares the ranks' models, because with different models the collectives would hang or abort.
-/// @return the parameters to average
-/// @throws UsageError naming a tensor that cannot be sent, or if there are no such parameters
-std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
-                                           const ProcessGroup& process_group,
-                                           const DistributedDataParallelOptions& options) {
-  std::vector<torch::Tensor> parameters = trainable_parameters(module);
-  for (const std::string& name : options.ignored) {
-    const torch::Tensor* const parameter = module.named_parameters().find(name);
-    if (parameter != nullptr) {
-      std::erase_if(parameters, [&](const auto& other) { return other.is_same(*parameter); });
-    } else if (!module.named_buffers().contains(name)) {
-      refuse("ignored: got {}, expected a name of named_parameters() or named_buffers()", name);
-    }
-  }
-  process_group.board().same("model", describe(module, options));
-  for_each_kept(module.named_parameters(), options, [&](const auto& name, const auto& parameter) {
-    expect_sendable("parameter " + name, parameter, process_group.device());
-  });
-  for_each_kept(module.named_buffers(), options, [&](const auto& name, const auto& buffer) {
-    expect_sendable("buffer " + name, buffer, process_group.device());
-  });
-  if (parameters.empty()) {
-    refuse("got a module none of whose parameters requires a gradient, expected one");
-  }
-  return parameters;
-}
-
 /// Calls `use` for all parameters, also undefined ones. For every forward: Module::parameters()
 /// copies all names, and modules() makes a list.
 template <typename Use>
@@ -166,29 +63,33 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
     : module_(module),
       process_group_(process_group),
       site_(site),
-      taken_(take_parameters(module, options)),
-      parameters_(same_parameters(module, process_group, options)),
+      taken_(take_parameters(module, options.ignored)),
+      parameters_(same_parameters(module, process_group, options.ignored,
+                                  fmt::format("bucket bytes {} and {}\nbroadcast_buffers {:d}\n",
+                                              options.buckets.first_bytes, options.buckets.bytes,
+                                              options.broadcast_buffers))),
       buckets_(process_group.world_size() > 1 ? parameters_ : std::vector<torch::Tensor>(),
                process_group, options.buckets, site),
       accumulators_(parameters_.size()),
       target_(std::make_shared<HookTarget>()),
       missed_(parameters_.size()) {
-  for (const auto& item : module.named_parameters()) {
-    named_.emplace(item.value().unsafeGetTensorImpl(), item);
+  for (const auto& item : module.named_parameters().pairs()) {
+    named_.emplace(item.second.unsafeGetTensorImpl(), item);
   }
   for_each_parameter(module, [this](const torch::Tensor& parameter) {
     walked_.push_back(parameter.unsafeGetTensorImpl());
   });
   std::vector<torch::Tensor> weights;
-  for_each_kept(module.named_parameters(), options, [&](const auto&, const auto& parameter) {
+  for (const auto& [name, parameter] : kept(module.named_parameters(), options.ignored)) {
     weights.push_back(parameter.detach());
     if (!parameter.requires_grad()) {
       frozen_.push_back(parameter);
     }
-  });
+  }
   std::vector<torch::Tensor> buffers;
-  for_each_kept(module.named_buffers(), options,
-                [&](const auto&, const auto& buffer) { buffers.push_back(buffer); });
+  for (const auto& [name, buffer] : kept(module.named_buffers(), options.ignored)) {
+    buffers.push_back(buffer);
+  }
   broadcast(torch::utils::take_tensors(weights, kMessageBytes));
   buffers_ = torch::utils::take_tensors(buffers, kMessageBytes);
   broadcast(buffers_);
@@ -204,7 +105,7 @@ GradientReducer::GradientReducer(torch::nn::Module& module, const ProcessGroup& 
 }
 
 const std::string& GradientReducer::name_of(const torch::Tensor& parameter) const {
-  return named_.at(parameter.unsafeGetTensorImpl()).key();
+  return named_.at(parameter.unsafeGetTensorImpl()).first;
 }
 
 void GradientReducer::add_hook(size_t i) {
@@ -277,23 +178,21 @@ void GradientReducer::expect_unchanged() {
     }
   }
   size_t number = 0;
+  bool is_changed = false;
   for_each_parameter(module_, [&](const torch::Tensor& parameter) {
-    const auto* const impl = parameter.unsafeGetTensorImpl();
-    // The list is as it was, unless the module was changed.
-    if ((number < walked_.size() && walked_[number++] == impl) || !parameter.requires_grad() ||
-        named_.contains(impl)) {
-      return;
-    }
-    for (const auto& named : module_.named_parameters()) {
-      if (named.value().is_same(parameter)) {
+    is_changed |= number >= walked_.size() || walked_[number++] != parameter.unsafeGetTensorImpl();
+  });
+  if (is_changed) {
+    for (const auto& [name, parameter] : module_.named_parameters().pairs()) {
+      if (parameter.requires_grad() && !named_.contains(parameter.unsafeGetTensorImpl())) {
         refuse(
             "parameter {} was added after the model was wrapped (register_parameter, "
             "register_module, replace_module), expected the parameters that it had: change the "
             "model first, then wrap it",
-            named.key());
+            name);
       }
     }
-  });
+  }
   for (const torch::Tensor& parameter : frozen_) {
     if (parameter.requires_grad()) {
       refuse(
@@ -424,34 +323,6 @@ void GradientReducer::rebuild_buckets() {
   const std::vector<size_t> of_rank_0(begin, begin + on_host.numel());
   if (of_rank_0 != buckets_.order()) {
     buckets_.rebuild(of_rank_0);
-  }
-}
-
-void expect_same_weights(const torch::nn::Module& module, const CallSite& site) {
-  const ProcessGroup& process_group = default_process_group();
-  if (!process_group.all_reduces()) {
-    return;
-  }
-  const auto half_of = [hash = parameter_hash(module)](size_t begin) {
-    return static_cast<int64_t>(std::stoull(hash.substr(begin, 16), nullptr, 16));
-  };
-  const torch::Tensor own = torch::tensor({half_of(0), half_of(16)}, torch::kInt64);
-  const torch::Tensor of_ranks =
-      process_group.all_gather(own.to(process_group.device()), site.in("expect_same_weights"))
-          .to(torch::kCPU);
-  const auto digest = [&of_ranks](int rank) {
-    return fmt::format("{:016x}", static_cast<uint64_t>(of_ranks[rank][0].item<int64_t>()));
-  };
-  std::string others;
-  for (int rank = 1; rank < process_group.world_size(); ++rank) {
-    if (!of_ranks[rank].equal(of_ranks[0])) {
-      others +=
-          fmt::format("{}rank {} has digest {}", others.empty() ? "" : ", ", rank, digest(rank));
-    }
-  }
-  if (!others.empty()) {
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("the weights differ: {}, expected rank 0's {}", others, digest(0)));
   }
 }
 

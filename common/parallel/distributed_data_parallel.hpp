@@ -3,12 +3,12 @@
 
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/tensor_flatten.h>
-#include <torch/nn/module.h>
 
 #include <unordered_map>
 
 #include "common/parallel/default_group.hpp"
 #include "common/parallel/gradient_buckets.hpp"
+#include "common/parallel/model_check.hpp"
 
 namespace ddp {
 
@@ -20,6 +20,21 @@ struct DistributedDataParallelOptions {
   /// Names of parameters and buffers that are left as they are: not compared, sent nor averaged.
   /// May differ between ranks, such as for a layer that only one rank has.
   std::vector<std::string> ignored = {};
+};
+
+/// Turns communication off while it lives: backward only accumulates gradients.
+class NoSync {
+ public:
+  NoSync(bool& synchronize, bool active) : synchronize_(synchronize), before_(synchronize) {
+    synchronize_ = before_ && !active;
+  }
+  ~NoSync() { synchronize_ = before_; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  bool& synchronize_;
+  bool before_;
 };
 
 /// Engine of DistributedDataParallel, for a module of any type.
@@ -72,8 +87,7 @@ class GradientReducer {
   /// was made it was added, moved to another device, type or shape, or unfrozen
   /// @throws Error (1) if the last backward threw on some ranks only
   void before_forward();
-  bool synchronize() const { return synchronize_; }
-  void set_synchronize(bool synchronize) { synchronize_ = synchronize; }
+  NoSync no_sync(bool active) { return NoSync(synchronize_, active); }
   void register_comm_hook(CommHook hook) { buckets_.set_hook(std::move(hook)); }
   size_t bucket_count() const { return buckets_.size(); }
 
@@ -118,8 +132,7 @@ class GradientReducer {
   std::vector<torch::Tensor> frozen_;  // parameters that required no gradient
   std::vector<torch::utils::TensorGroup> buffers_;  // to broadcast in every forward
   /// All parameters that the module had, ignored ones too.
-  std::unordered_map<const torch::TensorImpl*, torch::OrderedDict<std::string, torch::Tensor>::Item>
-      named_;
+  std::unordered_map<const torch::TensorImpl*, NamedTensors::value_type> named_;
   std::vector<const torch::TensorImpl*> walked_;  // parameters as the module lists them
   GradientBuckets buckets_;  // none with a single rank
   // Autograd's nodes that hold the hooks: parameters refer to them only weakly. By shared_ptr, or
@@ -135,22 +148,6 @@ class GradientReducer {
   uint64_t backwards_ = 0;
   std::vector<bool> missed_;  // by parameter: some backward gave it no gradient
   std::vector<int64_t> ready_order_;  // parameters, in the order of a backward's gradients
-};
-
-/// Turns communication off while it lives: backward only accumulates gradients.
-class NoSync {
- public:
-  NoSync(GradientReducer& reducer, bool active)
-      : reducer_(reducer), before_(reducer.synchronize()) {
-    reducer_.set_synchronize(before_ && !active);
-  }
-  ~NoSync() { reducer_.set_synchronize(before_); }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  GradientReducer& reducer_;
-  bool before_;
 };
 
 /// Counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as ddp::Mlp,
@@ -187,7 +184,7 @@ class DistributedDataParallel {
 
   /// Turns communication off until the result is destroyed. Keep it for all micro-batches of a step
   /// but the last. @param active false: no effect, so that a loop needs no second body
-  [[nodiscard]] NoSync no_sync(bool active = true) { return NoSync(reducer_, active); }
+  [[nodiscard]] NoSync no_sync(bool active = true) { return reducer_.no_sync(active); }
 
   /// Replaces the all-reduce of each bucket. Call it on all ranks, between steps.
   void register_comm_hook(CommHook hook) { reducer_.register_comm_hook(std::move(hook)); }
@@ -198,10 +195,5 @@ class DistributedDataParallel {
   ModuleHolder module_;
   GradientReducer reducer_;
 };
-
-/// Collective. Checks that all ranks' weights have the same bits, unless with --no-communication.
-/// @throws Error (1), on all ranks, naming the ranks that differ from rank 0
-void expect_same_weights(const torch::nn::Module& module,
-                         const CallSite& site = CallSite::current());
 
 }  // namespace ddp

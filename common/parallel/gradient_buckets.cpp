@@ -2,9 +2,9 @@
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <map>
 #include <numeric>
 #include <ranges>
-#include <tuple>
 
 #include "common/model/flat_parameters.hpp"
 
@@ -63,14 +63,9 @@ GradientBuckets::GradientBuckets(std::vector<torch::Tensor> parameters,
   if (!backend_divides_ && process_group.all_reduces()) {
     divisor_ = torch::scalar_tensor(process_group.world_size(), torch::kFloat64);
   }
-  std::vector<std::pair<torch::ScalarType, int64_t>> totals;
+  std::map<torch::ScalarType, int64_t> totals;
   for (const torch::Tensor& parameter : parameters_) {
-    auto total =
-        std::ranges::find(totals, parameter.scalar_type(), [](auto& t) { return t.first; });
-    if (total == totals.end()) {
-      total = totals.emplace(total, parameter.scalar_type(), 0);
-    }
-    total->second += padded_elements(parameter);
+    totals[parameter.scalar_type()] += padded_elements(parameter);
   }
   for (const auto& [dtype, elements] : totals) {
     memory_.push_back(process_group.allocate(elements, dtype).zero_());
@@ -127,7 +122,6 @@ void GradientBuckets::collect(size_t parameter) const {
 void GradientBuckets::start(size_t index) {
   const torch::NoGradGuard no_grad;
   Bucket& bucket = buckets_[index];
-  bucket.started = true;
   site_.bucket = static_cast<int>(index);
   if (hook_) {
     GradBucket to_hook{index, index + 1 == buckets_.size(), bucket.gradients.front(), {}, {}};
@@ -160,14 +154,10 @@ void GradientBuckets::abandon(size_t first) {
 void GradientBuckets::finish() {
   const torch::NoGradGuard no_grad;
   for (Bucket& bucket : buckets_) {
-    if (!std::exchange(bucket.started, false)) {
-      continue;
+    process_group_.wait(std::exchange(bucket.work, {}));  // none: returns at once
+    if (const auto finish_hook = std::exchange(bucket.finish_hook, {})) {
+      finish_hook();
     }
-    if (bucket.finish_hook) {
-      std::exchange(bucket.finish_hook, {})();
-      continue;
-    }
-    process_group_.wait(std::exchange(bucket.work, {}));
   }
 }
 

@@ -84,9 +84,8 @@ class GradientBuckets {
   struct Bucket {
     std::vector<size_t> parameters;
     std::vector<torch::Tensor> gradients;  // a single tensor, the whole bucket
-    ProcessGroup::Work work;
-    std::function<void()> finish_hook;
-    bool started = false;
+    ProcessGroup::Work work;  // null unless an all-reduce is under way
+    std::function<void()> finish_hook;  // empty unless a hook is
   };
 
   void lay_out(const std::vector<size_t>& order);

@@ -2,11 +2,8 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/OpMathType.h>
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
 
 #include "common/backends/cuda_module.hpp"
 #include "common/base/exit_codes.hpp"
@@ -16,7 +13,7 @@ namespace {
 
 /// Copies every `replicas`-th row of `whole`, from row `i` on. On the host without operators, which
 /// take a tenth of the shortest steps.
-torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
+torch::Tensor rows_of_replica(const torch::Tensor& whole, size_t i, size_t replicas) {
   if (!whole.is_cpu()) {
     // Not contiguous(): a single row would keep its stride, and products would use another kernel.
     return whole.slice(0, static_cast<int64_t>(i), whole.size(0), static_cast<int64_t>(replicas))
@@ -26,23 +23,23 @@ torch::Tensor share_of(const torch::Tensor& whole, size_t i, size_t replicas) {
   const auto all_rows = static_cast<size_t>(whole.size(0));
   c10::SmallVector<int64_t, 4> sizes(whole.sizes());
   sizes[0] = i < all_rows ? static_cast<int64_t>((all_rows - i - 1) / replicas + 1) : 0;
-  torch::Tensor share(at::detail::empty_cpu(sizes, whole.options()));
+  torch::Tensor rows(at::detail::empty_cpu(sizes, whole.options()));
   const size_t row_bytes = all_rows == 0 ? 0 : whole.nbytes() / all_rows;
   const char* const from = static_cast<const char*>(whole.const_data_ptr());
-  char* to = static_cast<char*>(share.mutable_data_ptr());
+  char* to = static_cast<char*>(rows.mutable_data_ptr());
   for (size_t row = i; row < all_rows; row += replicas, to += row_bytes) {
     std::memcpy(to, from + row * row_bytes, row_bytes);
   }
-  return share;
+  return rows;
 }
 
 /// Elements that stay in a core's first-level cache from the sum to the last copy.
-constexpr int64_t kBlock = 4096;
+constexpr int64_t kCachedElements = 4096;
 
 /// Replaces elements [begin, end) of every replica's gradients by their mean.
 void average(c10::ArrayRef<float*> gradients, int64_t begin, int64_t end) {
-  for (int64_t block = begin; block < end; block += kBlock) {
-    const int64_t size = std::min(kBlock, end - block);
+  for (int64_t block = begin; block < end; block += kCachedElements) {
+    const int64_t size = std::min(kCachedElements, end - block);
     float* const sum = gradients[0] + block;
     for (size_t i = 1; i < gradients.size(); ++i) {
       std::transform(sum, sum + size, gradients[i] + block, sum, std::plus<>());
@@ -63,9 +60,10 @@ void average_on_host(const std::vector<torch::Tensor>& gradients, MirroredReplic
   for (const torch::Tensor& gradient : gradients) {
     data.push_back(gradient.mutable_data_ptr<float>());
   }
-  const int64_t blocks = (gradients[0].numel() + kBlock - 1) / kBlock;
+  const int64_t blocks = (gradients[0].numel() + kCachedElements - 1) / kCachedElements;
   const auto begin = [&](size_t part) {
-    return blocks * static_cast<int64_t>(part) / static_cast<int64_t>(data.size()) * kBlock;
+    return blocks * static_cast<int64_t>(part) / static_cast<int64_t>(data.size()) *
+           kCachedElements;
   };
   if (blocks > 1) {
     replicas.parallel_apply([&](size_t part) {
@@ -111,8 +109,8 @@ MirroredReplicas::MirroredReplicas(std::shared_ptr<torch::nn::Module> model,
 Batch MirroredReplicas::share(const Batch& batch, size_t i) const {
   const torch::Device& device = threads_.devices()[i];
   Batch share;
-  share.input = share_of(batch.input, i, size()).to(device, /*non_blocking=*/true);
-  share.target = share_of(batch.target, i, size()).to(device, /*non_blocking=*/true);
+  share.input = rows_of_replica(batch.input, i, size()).to(device, /*non_blocking=*/true);
+  share.target = rows_of_replica(batch.target, i, size()).to(device, /*non_blocking=*/true);
   // As in stage 03: 1 if the shares are equal.
   share.weight = batch.weight * static_cast<double>(share.size() * static_cast<int64_t>(size())) /
                  static_cast<double>(batch.size());

@@ -4,13 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <sstream>
-#include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/gloo.hpp"
 #include "common/backends/host_backend.hpp"
 #include "common/backends/registry.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/base/patience.hpp"
 #include "common/base/process_exit.hpp"
 #include "common/device/device.hpp"
@@ -90,6 +88,7 @@ ProcessGroup::ProcessGroup(LaunchEnvironment launch, c10::intrusive_ptr<c10d::St
       all_reduces_(all_reduces) {
   attach_backend(*group_, device_, connect_(store_, rank(), world_size()));
   traits_ = traits_of(backend_name());
+  limit_ = traits_.waits_in_slices ? kNoLimit : c10d::kUnsetTimeout;
 }
 
 ProcessGroup::~ProcessGroup() {
@@ -103,14 +102,14 @@ ProcessGroup::~ProcessGroup() {
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ranks) const {
-  const std::string name = fmt::format(
-      "group/{}", store_->add(fmt::format("groups/{}", rank()), 1));  // the same on all ranks
-  board_.same("ranks of a group", fmt::format("{}", fmt::join(ranks, " ")));
+  const int64_t number = store_->add(fmt::format("groups/{}", rank()), 1);  // same on all ranks
+  const std::string listed = fmt::format("{}", fmt::join(ranks, " "));
+  board_.same("ranks of a group", listed);
   for (auto member = ranks.begin(); member != ranks.end(); ++member) {
     if (*member < 0 || *member >= world_size() ||
         std::find(ranks.begin(), member, *member) != member) {
-      refuse("ranks of a group: got {}, expected each of 0 to {} at most once",
-             fmt::join(ranks, " "), world_size() - 1);
+      refuse("ranks of a group: got {}, expected each of 0 to {} at most once", listed,
+             world_size() - 1);
     }
   }
   if (!traits_.has_subgroups) {
@@ -122,16 +121,19 @@ std::unique_ptr<ProcessGroup> ProcessGroup::subgroup(const std::vector<int>& ran
   if (traits_.has_watchdog) {
     explain_thread_errors({});  // it would report ranks outside of a group as late
   }
-  const auto own = std::ranges::find(ranks, rank());
-  if (own == ranks.end()) {
+  const auto number_of = [&ranks](int rank) {  // in the group; -1: none
+    const auto found = std::ranges::find(ranks, rank);
+    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+  };
+  LaunchEnvironment launch = launch_;
+  launch.rank = number_of(rank());
+  launch.world_size = static_cast<int>(ranks.size());
+  launch.store.server = number_of(launch_.store.server);
+  if (launch.rank < 0) {
     return nullptr;
   }
-  LaunchEnvironment launch = launch_;
-  launch.rank = static_cast<int>(own - ranks.begin());
-  launch.world_size = static_cast<int>(ranks.size());
-  const auto server = std::ranges::find(ranks, launch_.store.server);
-  launch.store.server = server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin());
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(fmt::format("group/{}", number), store_);
   auto subgroup = std::make_unique<ProcessGroup>(launch, store, device_, connect_, all_reduces_);
   subgroup->is_subgroup_ = true;
   return subgroup;
@@ -155,11 +157,6 @@ void ProcessGroup::expect_rows(const char* what, const torch::Tensor& rows) cons
   TORCH_CHECK(rows.dim() > 0 && rows.size(0) == world_size(), "Expected ", what, " ", world_size(),
               " rows, one for each rank, got a tensor of ", rows.sizes());
   expect_plain(what, rows);
-}
-
-// Gloo's own clock runs on while a job is suspended, so there wait() has the limit.
-std::chrono::milliseconds ProcessGroup::limit_of_c10d() const {
-  return traits_.waits_in_slices ? kNoLimit : c10d::kUnsetTimeout;
 }
 
 void ProcessGroup::all_reduce(const torch::Tensor& tensor, c10d::ReduceOp::RedOpType op,
@@ -187,7 +184,7 @@ ProcessGroup::Work ProcessGroup::start_all_reduce(std::vector<torch::Tensor>& te
     op = c10d::ReduceOp::SUM;
   }
   return start("all_reduce", tensor.front(), site, [&](c10d::Backend& backend) {
-    return backend.allreduce(tensor, {.reduceOp = op, .timeout = limit_of_c10d()});
+    return backend.allreduce(tensor, {.reduceOp = op, .timeout = limit_});
   });
 }
 
@@ -201,15 +198,11 @@ void ProcessGroup::wait(const Work& work) const {
   }
   bool store_answers = true;
   const auto stopped = [&]() -> std::string {
-    if (!store_answers) {
-      return "";
-    }
+    const auto ask = [store = store_, next = failed_backwards_ + 1, call = log_->number_of(*work)] {
+      return stopped_rank(*store, next, call);
+    };
     try {
-      const auto answer = ask_in_time(
-          [store = store_, next = failed_backwards_ + 1, number = log_->number_of(*work)] {
-            return stopped_rank(*store, next, number);
-          },
-          /*limit=*/std::chrono::seconds(1));
+      const auto answer = store_answers ? ask_in_time(ask, std::chrono::seconds(1)) : std::nullopt;
       store_answers = answer.has_value();
       return answer.value_or("");
     } catch (const std::system_error&) {  // no thread can be started
@@ -220,24 +213,21 @@ void ProcessGroup::wait(const Work& work) const {
     wait_over_gloo(*group_->getDefaultBackend(), *work, store_->getTimeout(),
                    [&] { return !stopped().empty(); });
   } catch (const std::exception& error) {
-    if (const std::string who = stopped(); !who.empty()) {
-      throw Error(ExitCode::kTrainingFailed, fmt::format("{} {}", who, log_->of(*work)));
-    }
-    const bool timed_out = dynamic_cast<const GlooTimeout*>(&error) != nullptr;
-    const std::vector<int> late = late_ranks(store_, launch_, timed_out);
-    if (late.empty()) {
+    std::string what = stopped();
+    if (what.empty()) {
+      const bool timed_out = dynamic_cast<const GlooTimeout*>(&error) != nullptr;
       const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
-      const char* const what =
-          from_torch == nullptr ? error.what() : from_torch->what_without_backtrace();
-      throw Error(ExitCode::kTrainingFailed, fmt::format("{}: {}", what, log_->of(*work)));
+      what = from_torch == nullptr ? error.what() : from_torch->what_without_backtrace();
+      if (const auto late = late_ranks(store_, launch_, timed_out); !late.empty()) {
+        what = fmt::format("rank {} did not arrive within {} s, expected all {} ranks",
+                           fmt::join(late, ", "), in_seconds(store_->getTimeout()), world_size());
+        if (rank() == launch_.store.server) {
+          at_train_end(wait_for_launcher);  // other ranks may still read the store
+        }
+      }
+      what += ":";
     }
-    if (rank() == launch_.store.server) {
-      at_train_end(wait_for_launcher);  // other ranks may still read the store
-    }
-    throw Error(ExitCode::kTrainingFailed,
-                fmt::format("rank {} did not arrive within {} s, expected all {} ranks: {}",
-                            fmt::join(late, ", "), in_seconds(store_->getTimeout()), world_size(),
-                            log_->of(*work)));
+    throw Error(ExitCode::kTrainingFailed, what + " " + log_->of(*work));
   }
 }
 
@@ -245,7 +235,7 @@ void ProcessGroup::end_training() const {
   at_store("destroy_process_group", [this] { stop(kEnded); });
 }
 
-void ProcessGroup::stop(uint32_t stop) const {
+void ProcessGroup::stop(Stop stop) const {
   store_->set(stop_key(stop), fmt::format("{} {}", log_->count(), rank()));
   stop_host_backend(*group_->getDefaultBackend(), stop);
 }
@@ -269,7 +259,7 @@ ProcessGroup::Work ProcessGroup::start_broadcast(const torch::Tensor& tensor, in
   expect_plain("broadcast of", tensor);
   std::vector<torch::Tensor> one{bytes_of(tensor)};
   return start("broadcast", tensor, site, [&](c10d::Backend& backend) {
-    return backend.broadcast(one, {.rootRank = root, .timeout = limit_of_c10d()});
+    return backend.broadcast(one, {.rootRank = root, .timeout = limit_});
   });
 }
 
@@ -298,7 +288,7 @@ ProcessGroup::Work ProcessGroup::start_all_gather(const torch::Tensor& rows,
   std::vector<std::vector<torch::Tensor>> output{
       bytes_of(rows).view({world_size(), static_cast<int64_t>(tensor.nbytes())}).unbind()};
   return start("all_gather", tensor, site, [&](c10d::Backend& backend) {
-    return backend.allgather(output, input, {.timeout = limit_of_c10d()});
+    return backend.allgather(output, input, {.timeout = limit_});
   });
 }
 
@@ -346,20 +336,21 @@ torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSit
   torch::Tensor to = bytes_of(output);
   std::vector<int64_t> equal_parts;
   wait(start("all_to_all", rows, site, [&](c10d::Backend& backend) {
-    return backend.alltoall_base(to, from, equal_parts, equal_parts, {.timeout = limit_of_c10d()});
+    return backend.alltoall_base(to, from, equal_parts, equal_parts, {.timeout = limit_});
   }));
   return output;
 }
 
 // Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
 // end of an interval, and Gloo's own clock runs on while a job is suspended.
-template <typename Message>
-void ProcessGroup::pass(const char* kind, const torch::Tensor& tensor, int peer,
-                        const CallSite& site, const Message& message) const {
+void ProcessGroup::pass(bool sends, const torch::Tensor& tensor, int peer,
+                        const CallSite& site) const {
+  const char* const kind = sends ? "send" : "recv";
   RECORD_USER_SCOPE(kind);
   std::vector<torch::Tensor> one{bytes_of(tensor)};
   try {
-    const Work work = message(*group_->getDefaultBackend(), one);
+    const auto backend = group_->getDefaultBackend();
+    const Work work = sends ? backend->send(one, peer, /*tag=*/0) : backend->recv(one, peer, 0);
     if (!traits_.waits_in_slices) {
       work->wait();
     } else if (!ask_in_time([work] { return work->wait(kNoLimit); }, store_->getTimeout())) {
@@ -377,25 +368,19 @@ void ProcessGroup::pass(const char* kind, const torch::Tensor& tensor, int peer,
 }
 
 void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
-  pass("send", plain(tensor.detach()), to, site, [to](c10d::Backend& backend, auto& message) {
-    return backend.send(message, to, /*tag=*/0);
-  });
+  pass(/*sends=*/true, plain(tensor.detach()), to, site);
 }
 
 void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
-  on_contiguous(tensor, [&](const torch::Tensor& whole) {
-    pass("recv", whole, from, site, [from](c10d::Backend& backend, auto& message) {
-      return backend.recv(message, from, /*tag=*/0);
-    });
-  });
+  on_contiguous(tensor,
+                [&](const torch::Tensor& whole) { pass(/*sends=*/false, whole, from, site); });
 }
 
 void ProcessGroup::barrier(const CallSite& site) const {
   // Not by c10d's barrier: over NCCL it would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};
-  wait(start("barrier", one.front(), site, [&](c10d::Backend& backend) {
-    return backend.allreduce(one, {.timeout = limit_of_c10d()});
-  }));
+  wait(start("barrier", one.front(), site,
+             [&](c10d::Backend& backend) { return backend.allreduce(one, {.timeout = limit_}); }));
   if (!device_.is_cpu()) {  // wait() blocks only the device's stream
     current_stream(device_).synchronize();
   }

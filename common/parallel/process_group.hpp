@@ -3,8 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <memory>
-
+#include "common/backends/communicator.hpp"
 #include "common/backends/traits.hpp"
 #include "common/meet/board.hpp"
 #include "common/meet/launch.hpp"
@@ -15,6 +14,7 @@ namespace ddp {
 /// Group of ranks with a backend and its collectives, around c10d's process group. All ranks make
 /// the same calls in the same order. A call throws when --timeout has passed, and names the late
 /// ranks and the calling line, which c10d does not. Collectives come with and without waiting.
+/// It has over 15 functions, because each verb of torch.distributed is one.
 ///
 /// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed
 /// there alone, makes other calls than the ranks that wait for it. So it says how many collectives
@@ -124,18 +124,15 @@ class ProcessGroup {
   void meet_after_failed_backward() const;
 
  private:
-  void stop(uint32_t stop) const;
+  void stop(Stop stop) const;
   void expect_rows(const char* what, const torch::Tensor& rows) const;
-  /// Calls `message` with the backend. Its errors name the other rank and the calling line. Not
-  /// counted: ranks send different numbers of messages, and see Note [Stops].
-  template <typename Message>
-  void pass(const char* kind, const torch::Tensor& tensor, int peer, const CallSite& site,
-            const Message& message) const;
+  /// send() or recv(). Its errors name the other rank and the calling line. Not counted: ranks send
+  /// different numbers of messages, and see Note [Stops].
+  void pass(bool sends, const torch::Tensor& tensor, int peer, const CallSite& site) const;
   /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,
              const Collective& collective) const;
-  std::chrono::milliseconds limit_of_c10d() const;
 
   LaunchEnvironment launch_;
   c10::intrusive_ptr<c10d::Store> store_;
@@ -143,11 +140,13 @@ class ProcessGroup {
   Connect connect_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   BackendTraits traits_;
+  /// For c10d: Gloo's own clock runs on while a job is suspended, so there wait() has the limit.
+  std::chrono::milliseconds limit_;
   mutable Board board_;  // counts its calls
   std::shared_ptr<CollectiveLog> log_;  // the backend's threads read it too
   bool all_reduces_;
   bool is_subgroup_ = false;
-  mutable uint32_t failed_backwards_ = 0;
+  mutable Stop failed_backwards_ = 0;
 };
 
 }  // namespace ddp

@@ -2,7 +2,6 @@
 
 #include <ATen/OpMathType.h>
 
-#include "common/parallel/default_group.hpp"
 #include "common/parallel/nn.hpp"
 
 namespace ddp {
@@ -19,7 +18,7 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
                              /*training=*/!running_mean.defined(), /*momentum=*/0, options.eps(),
                              /*cudnn_enabled=*/true);
   }
-  const ProcessGroup& group = process_group_ == nullptr ? world() : *process_group_;
+  const ProcessGroup& group = group_();
   const CallSite site = CallSite::current().in("SyncBatchNorm");
   const int64_t features = options.num_features();
   // Features last, so that values per feature broadcast. Half types are added up in float32.

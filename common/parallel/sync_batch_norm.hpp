@@ -4,7 +4,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 
-#include "common/parallel/process_group.hpp"
+#include "common/parallel/default_group.hpp"
 
 namespace ddp {
 
@@ -15,10 +15,14 @@ namespace ddp {
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
-  /// @param process_group null: world() at each forward()
-  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
-                             const ProcessGroup* process_group = nullptr)
-      : NormImplBase(its_options), process_group_(process_group) {}
+  /// Over world(), as it is at each forward().
+  explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options)
+      : NormImplBase(its_options) {}
+  /// @param process_group must outlive this object
+  SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
+                    const ProcessGroup* process_group)
+      : NormImplBase(its_options),
+        group_([process_group]() -> const ProcessGroup& { return *process_group; }) {}
   explicit SyncBatchNormImpl(int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 
@@ -30,7 +34,7 @@ class SyncBatchNormImpl
  private:
   void _check_input_dim(const torch::Tensor& input) override;
 
-  const ProcessGroup* process_group_;
+  std::function<const ProcessGroup&()> group_ = world;
 };
 TORCH_MODULE(SyncBatchNorm);
 
