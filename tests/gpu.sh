@@ -27,7 +27,7 @@ libraries_of() {
 pack() {
     local to=$1 build=${2:-$root/build} file name path
     [[ ! -e $to || -d $to && -z $(ls -A "$to") ]] || die "pack: $to is there, expected a new or an empty folder"
-    mkdir -p "$to"/{tests,build/{bin,lib/system,lib/compiler,share,tests/outside/build}}
+    mkdir -p "$to"/build/{bin,lib/system,lib/compiler,share,tests/outside/build}
     to=$(cd -P -- "$to" && pwd)
     cd "$build"
     local files=(bin/0[1-5]_* lib/libddp_cuda.so)
@@ -42,7 +42,7 @@ pack() {
         done < <(libraries_of "$file")
     done
     cp "$root/data/digits.safetensors" "$to/build/share"
-    cp "$root"/tests/gpu.* "$to/tests"
+    (cd "$root" && cp --parents tests/gpu.sh tests/device/gpu.py "$to")
     printf '%s: %d MiB; there: tests/gpu.sh\n' "$to" "$(du -sm "$to" | cut -f1)"
 }
 
@@ -55,5 +55,5 @@ else
         unset PYTHONPATH PYTHONHOME
         PATH=$root/.venv/bin:$PATH
     fi
-    exec python3 -B "$root/tests/gpu.py" "$@"
+    exec python3 -B "$root/tests/device/gpu.py" "$@"
 fi

@@ -14,6 +14,8 @@ code=0
 start=$SECONDS
 # One job more than processors, because the tests of clusters wait for daemons beside the other tests.
 ctest --preset release --parallel "$(($(nproc) + 1))" "$@" || code=$?
-tests/skipped.sh build
-tests/size.py --seconds "$((SECONDS - start))"
+log=build/Testing/Temporary/LastTest.log
+printf '%d skipped\n' "$(grep -c '^skipped: ' "$log")"
+sed -n 's/^skipped: /  /p' "$log" || true
+tests/repository/size.py --seconds "$((SECONDS - start))"
 exit "$code"

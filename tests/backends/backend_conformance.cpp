@@ -1,11 +1,8 @@
 #include "tests/backends/backend_conformance.hpp"
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
 #include <limits>
 
 #include "common/backends/registry.hpp"
-#include "tests/support/rank_threads.hpp"
 
 namespace ddp::test {
 namespace {
@@ -13,9 +10,6 @@ namespace {
 const std::vector<torch::ScalarType> kSummed = {torch::kFloat32,  torch::kFloat64, torch::kFloat16,
                                                 torch::kBFloat16, torch::kInt32,   torch::kInt64,
                                                 torch::kInt8,     torch::kUInt8};
-const std::vector<torch::ScalarType> kMoved = {torch::kFloat32,  torch::kFloat64, torch::kFloat16,
-                                               torch::kBFloat16, torch::kInt32,   torch::kInt64,
-                                               torch::kInt8,     torch::kUInt8,   torch::kBool};
 /// Sizes around a cache line and a slot of shared memory, and more than a mailbox.
 const std::vector<int64_t> kCounts = {1, 17, 1023, 4097, 70001, 1100003};
 
@@ -160,7 +154,9 @@ struct Conformance {
   }
 
   void moves() {
-    for (const torch::ScalarType dtype : kMoved) {
+    std::vector<torch::ScalarType> moved = kSummed;
+    moved.push_back(torch::kBool);
+    for (const torch::ScalarType dtype : moved) {
       for (const int64_t count : kCounts) {
         const int root = static_cast<int>(count % world_size_);
         expect("broadcast", broadcast(contribution(rank_, dtype, count), root),
@@ -207,21 +203,6 @@ int check_collectives(c10d::Backend& backend) {
     all.strided();
   }
   return all.count_;
-}
-
-void run_backends(int world_size, const std::string& name,
-                  const std::function<void(c10d::Backend& backend)>& body) {
-  // c10d's flight recorder is a single object of the process and does not support ranks as threads.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  run_rank_threads(world_size, [&](int rank) {
-    at::init_num_threads();
-    const auto backend = make_backend(
-        name, store,
-        {rank, world_size, torch::kCPU, std::chrono::seconds(30), /*address=*/"127.0.0.1"});
-    body(*backend);
-    backend->barrier()->wait();
-  });
 }
 
 }  // namespace ddp::test

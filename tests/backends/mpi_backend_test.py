@@ -4,11 +4,9 @@
 usage: mpi_backend_test.py BUILD_DIR
 """
 
-import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import unittest
 
@@ -21,9 +19,7 @@ RANKS = BUILD / "tests/mpi_ranks"
 
 class MpiBackend(Scratch):
     def run_here(self, *command, **variables):
-        others = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")}
-        environment = {**others, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TMPDIR": str(self.folder), **variables}
-        return subprocess.run([str(word) for word in command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)
+        return super().run_here(*command, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(self.folder), **variables)
 
     def mpirun(self, ranks, *program):
         return self.run_here("mpirun", "--oversubscribe", "-np", ranks, *program)

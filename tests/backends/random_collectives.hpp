@@ -23,27 +23,21 @@ inline std::string run_random_collectives(
     const auto edge = call % 16 == 15 ? size_t{262144} << random() % 2 : size_t{1024};
     const size_t any = random() % (size_t{1} << random() % 16);
     const size_t count = random() % 2 == 0 ? any : edge - 1 + random() % 3;
-    const auto of_rank = [call](size_t rank) {
-      return [call, rank](size_t i) { return static_cast<int64_t>(rank * 1000003 + i * 7) + call; };
+    const auto of_rank = [call, count](size_t rank) {
+      std::vector<int64_t> values(count);
+      for (size_t i = 0; i < count; ++i) {
+        values[i] = static_cast<int64_t>(rank * 1000003 + i * 7) + call;
+      }
+      return values;
     };
-    const auto summed = [&](size_t i) {
-      int64_t sum = 0;
+    const auto summed = [&] {
+      std::vector<int64_t> sum(count);
       for (size_t rank = 0; rank < ranks; ++rank) {
-        sum += of_rank(rank)(i);
+        std::ranges::transform(sum, of_rank(rank), sum.begin(), std::plus<>());
       }
       return sum;
     };
-    const auto holds = [](const int64_t* data, size_t size, const auto& expected) {
-      size_t i = 0;
-      while (i < size && data[i] == expected(i)) {
-        ++i;
-      }
-      return i == size;
-    };
-    std::vector<int64_t> data(count);
-    for (size_t i = 0; i < count; ++i) {
-      data[i] = of_rank(own)(i);
-    }
+    std::vector<int64_t> data = of_rank(own);
     if (delay() % 16 == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(delay() % 3000));
     }
@@ -52,7 +46,7 @@ inline std::string run_random_collectives(
     if (kind == 0) {
       const size_t root = random() % ranks;
       communicator.broadcast(data.data(), count * sizeof(int64_t), static_cast<int>(root));
-      right = holds(data.data(), count, of_rank(root));
+      right = data == of_rank(root);
     } else if (kind == 1) {
       std::vector<std::vector<int64_t>> gathered(ranks, std::vector<int64_t>(count));
       std::vector<void*> outputs;
@@ -61,7 +55,7 @@ inline std::string run_random_collectives(
       }
       communicator.all_gather(data.data(), outputs.data(), count * sizeof(int64_t));
       for (size_t rank = 0; rank < ranks; ++rank) {
-        right = right && holds(gathered[rank].data(), count, of_rank(rank));
+        right = right && gathered[rank] == of_rank(rank);
       }
     } else if (kind == 2) {
       const size_t in_region = std::min<size_t>(count, 50000);
@@ -69,14 +63,14 @@ inline std::string run_random_collectives(
       auto* const place = static_cast<int64_t*>(regions.back().get());
       std::copy_n(data.data(), in_region, place);
       communicator.all_reduce(place, in_region, DType::kInt64, ReduceOp::kSum);
-      right = holds(place, in_region, summed);
+      right = std::equal(place, place + in_region, summed().begin());
       // Ranks free their memory at different times and places.
       if (delay() % 3 == 0) {
         regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(delay() % regions.size()));
       }
     } else {
       communicator.all_reduce(data.data(), count, DType::kInt64, ReduceOp::kSum);
-      right = holds(data.data(), count, summed);
+      right = data == summed();
     }
     if (!right) {
       return "call " + std::to_string(call) + ", kind " + std::to_string(kind);

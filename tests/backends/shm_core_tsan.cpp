@@ -4,46 +4,30 @@
 //
 //   shm_core_tsan          must be silent
 //   shm_core_tsan --race   skips a meeting: the sanitizer must report it
-#include <sys/mman.h>
-
 #include <cstdio>
-#include <cstdlib>
 
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 #include "tests/backends/random_collectives.hpp"
+#include "tests/support/rank_threads.hpp"
 
 namespace {
 
 using ddp::shm::Collectives;
 
-/// Mapping with a part for each rank.
-class SharedParts {
- public:
-  SharedParts(int world_size, size_t bytes)
-      : bytes_(bytes * static_cast<size_t>(world_size)),
-        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    if (memory_ == MAP_FAILED) {
-      std::abort();
-    }
-    for (int rank = 0; rank < world_size; ++rank) {
-      parts_.push_back(static_cast<std::byte*>(memory_) + static_cast<size_t>(rank) * bytes);
+/// Memory with a part for each rank.
+struct SharedParts {
+  SharedParts(int world_size, size_t bytes) {
+    const size_t pages_each = (bytes + sizeof(Page) - 1) / sizeof(Page);
+    pages.resize(pages_each * static_cast<size_t>(world_size));
+    for (size_t page = 0; page < pages.size(); page += pages_each) {
+      parts.push_back(pages[page].data());
     }
   }
-  ~SharedParts() { munmap(memory_, bytes_); }
-  SharedParts(const SharedParts&) = delete;
-  SharedParts& operator=(const SharedParts&) = delete;
-  const std::vector<std::byte*>& parts() const { return parts_; }
-
- private:
-  size_t bytes_;
-  void* memory_;
-  std::vector<std::byte*> parts_;
+  struct alignas(4096) Page : std::array<std::byte, 4096> {};
+  std::vector<Page> pages;
+  std::vector<std::byte*> parts;
 };
-
-size_t round_to_page(size_t bytes) {
-  return (bytes + 4095) / 4096 * 4096;
-}
 
 /// Collective without one of its meetings: a rank stores into its mailbox with one kernel, and
 /// another rank loads from there with another kernel.
@@ -67,35 +51,24 @@ void race(const std::vector<std::byte*>& parts, int rank, std::atomic<int>& here
 }
 
 void run(int world_size, bool with_race) {
-  const SharedParts memory(world_size, round_to_page(Collectives::part_bytes(world_size)));
-  const auto region = std::make_shared<SharedParts>(world_size, round_to_page(400000));
+  const SharedParts memory(world_size, Collectives::part_bytes(world_size));
+  const auto region = std::make_shared<SharedParts>(world_size, 400000);
   std::atomic<int> here{0};
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        Collectives communicator(rank, memory.parts(), std::chrono::seconds(100),
-                                 [](int) { return true; });
-        communicator.add_region(region->parts(), 400000, region);
-        const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
-          return std::shared_ptr<void>(region, region->parts()[static_cast<size_t>(rank)]);
-        });
-        if (!wrong.empty()) {
-          throw std::runtime_error(wrong);
-        }
-        if (with_race) {
-          race(memory.parts(), rank, here);
-        }
-        communicator.barrier();
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-        std::_Exit(1);
-      }
+  ddp::test::run_rank_threads(world_size, [&](int rank) {
+    Collectives communicator(rank, memory.parts, std::chrono::seconds(100),
+                             [](int) { return true; });
+    communicator.add_region(region->parts, 400000, region);
+    const std::string wrong = ddp::test::run_random_collectives(communicator, 40, [&](size_t) {
+      return std::shared_ptr<void>(region, region->parts[static_cast<size_t>(rank)]);
     });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
+    if (!wrong.empty()) {
+      throw std::runtime_error(wrong);
+    }
+    if (with_race) {
+      race(memory.parts, rank, here);
+    }
+    communicator.barrier();
+  });
 }
 
 }  // namespace

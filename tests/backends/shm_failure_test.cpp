@@ -8,16 +8,16 @@
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/base/exit_codes.hpp"
 #include "tests/backends/shm_ranks.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 namespace {
 
 using ddp::DType;
 using ddp::ReduceOp;
 using ddp::shm::Collectives;
-using ddp::shm::Exchange;
 using ddp::test::contains;
 using ddp::test::ProcessOutcome;
+using ddp::test::RankBoard;
 using ddp::test::RankProcesses;
 
 /// Timeout longer than any test: if a rank ends earlier, it has noticed the fault.
@@ -29,25 +29,26 @@ void all_reduce(Collectives& communicator, size_t count, DType dtype = DType::kF
   communicator.all_reduce(data.data(), count, dtype, op);
 }
 
-/// Runs `body` on connected ranks, as processes.
+/// Runs `body` on connected ranks, as processes. A rank that succeeds says "done".
 std::vector<ProcessOutcome> run_connected(
-    int world_size, const std::function<std::string(Collectives& communicator)>& body,
+    int world_size, const std::function<void(Collectives& communicator)>& body,
     std::chrono::seconds timeout = kLong) {
-  RankProcesses ranks(world_size, [&](int rank, const Exchange& exchange) {
-    return body(*Collectives::connect(rank, world_size, timeout, exchange));
+  RankProcesses ranks(world_size, [&](int rank, RankBoard& board) {
+    body(*Collectives::connect(rank, world_size, timeout, board.exchange(rank)));
+    return std::string("done");
   });
   return ranks.wait();
 }
 
 /// All-reduces without end: small ones, large ones in private memory, and large ones in place.
-std::string reduce_for_ever(int rank, int world_size, const Exchange& exchange) {
-  const auto communicator = Collectives::connect(rank, world_size, kLong, exchange);
+std::string reduce_for_ever(int rank, int world_size, RankBoard& board) {
+  const auto communicator = Collectives::connect(rank, world_size, kLong, board.exchange(rank));
   const auto region = communicator->allocate(1 << 20);
-  for (;;) {
+  for (bool is_first = true;; is_first = false) {
     all_reduce(*communicator, 100);
     all_reduce(*communicator, 100000);
     communicator->all_reduce(region.get(), 1 << 18, DType::kFloat32, ReduceOp::kAverage);
-    RankProcesses::tick(rank);
+    board.at_work += is_first ? 1 : 0;
   }
 }
 
@@ -96,7 +97,6 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
     for (const ProcessOutcome& outcome : run_connected(2, [&](Collectives& communicator) {
            communicator.barrier();
            (communicator.rank() == 0 ? c.first : c.second)(communicator);
-           return std::string("done");
          })) {
       INFO(outcome.text);
       CHECK(failed_with(outcome, c.text));
@@ -108,16 +108,13 @@ TEST_CASE("calls that differ are refused by both ranks, with both calls") {
 TEST_CASE("a rank that leaves ends the others, and every later call repeats the reason") {
   for (const bool tries_again : {false, true}) {
     const std::vector<ProcessOutcome> outcomes = run_connected(2, [&](Collectives& communicator) {
-      if (communicator.rank() == 0 && tries_again) {
-        try {
-          all_reduce(communicator, 3, DType::kFloat64);
-        } catch (const ddp::Error&) {
-        }
-      }
+      const auto call = [&] { all_reduce(communicator, 3, DType::kFloat64); };
       if (communicator.rank() == 0) {
-        all_reduce(communicator, 3, DType::kFloat64);
+        if (tries_again) {
+          ddp::test::message_of<ddp::Error>(call);
+        }
+        call();
       }
-      return std::string("done");
     });
     INFO(outcomes[0].text);
     CHECK(failed_with(outcomes[0], "rank 1 (pid"));
@@ -132,7 +129,6 @@ TEST_CASE("every call has the whole time limit") {
       sleep(communicator.rank() == 1 ? 3 : 0);
       communicator.barrier();
     }
-    return std::string("done");
   };
   CHECK(run_connected(2, waits_twice, std::chrono::seconds(5))[0].text == "done");
 }
@@ -142,10 +138,10 @@ TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
   for (int i = 0; i < 30; ++i) {
     const int world_size = 2 + i % 3;
     const int victim = static_cast<int>(random() % static_cast<unsigned>(world_size));
-    RankProcesses ranks(world_size, [world_size](int rank, const Exchange& exchange) {
-      return reduce_for_ever(rank, world_size, exchange);
+    RankProcesses ranks(world_size, [world_size](int rank, RankBoard& board) {
+      return reduce_for_ever(rank, world_size, board);
     });
-    ranks.await_all();
+    ranks.await_work();
     usleep(static_cast<useconds_t>(random() % 5000));
     const std::string died =
         fmt::format("rank {} (pid {}) died during all_reduce", victim, ranks.pid(victim));
@@ -160,9 +156,9 @@ TEST_CASE("kill -9 of a rank ends the others, who name it", "[kill]") {
 }
 
 TEST_CASE("ranks that do not see rank 0's process cannot share memory, and both say why") {
-  RankProcesses ranks(2, [](int rank, const Exchange& exchange) {
+  RankProcesses ranks(2, [](int rank, RankBoard& board) {
     // As in another pid namespace, in which rank 0's pid is another process.
-    const Exchange elsewhere = [&](const std::string& mine) {
+    const auto elsewhere = [rank, exchange = board.exchange(rank)](const std::string& mine) {
       std::vector<std::string> texts = exchange(mine);
       const size_t blank = texts[0].find(' ');
       if (rank == 1 && std::isdigit(texts[0][0]) != 0 && blank != std::string::npos) {
@@ -181,8 +177,7 @@ TEST_CASE("ranks that do not see rank 0's process cannot share memory, and both 
 }
 
 TEST_CASE("more ranks than there is room for are refused") {
-  for (const ProcessOutcome& outcome :
-       run_connected(65, [](Collectives&) { return std::string("connected"); })) {
+  for (const ProcessOutcome& outcome : run_connected(65, [](Collectives&) {})) {
     CHECK(outcome.text == "world size is 65, expected at most 64");
   }
 }
@@ -193,10 +188,9 @@ TEST_CASE("64 ranks on however few processors") {
            std::vector<int64_t> data(count, communicator.rank());
            communicator.all_reduce(data.data(), count, DType::kInt64, ReduceOp::kSum);
            if (data[0] != 64 * 63 / 2 || data[count - 1] != 64 * 63 / 2) {
-             return "wrong at " + std::to_string(count);
+             throw std::runtime_error("wrong at " + std::to_string(count));
            }
          }
-         return std::string("done");
        })) {
     CHECK(outcome.text == "done");
   }

@@ -1,8 +1,11 @@
 #include "tests/backends/shm_ranks.hpp"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <new>
 
 #include "common/base/exit_codes.hpp"
 #include "tests/support/rank_threads.hpp"
@@ -13,104 +16,100 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{60};
 
-/// True for ranks that have called tick(), shared by all processes.
-std::atomic<bool>& is_ticking(int rank) {
-  static void* const shared = mmap(nullptr, (shm::kMaxRanks + 1) * sizeof(std::atomic<bool>),
-                                   PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  return static_cast<std::atomic<bool>*>(shared)[rank];
-}
-
-/// Runs a rank in a child and ends it. @param out receives the body's result or exception
-[[noreturn]] void run_rank(const RankProcesses::Body& body, int rank, const shm::Exchange& exchange,
-                           int out) {
-  std::string text;
-  int code = 0;
+/// Runs a rank in a child. @return its exit code
+int run_rank(const RankProcesses::Body& body, int rank, RankBoard& board) {
+  const auto end = [&](int code, const std::string& text) {
+    RankBoard::Text& result = board.results[static_cast<size_t>(rank)];
+    text.copy(result.data(), result.size() - 1);
+    return code;
+  };
   try {
-    text = body(rank, exchange);
+    return end(0, body(rank, board));
   } catch (const Error& error) {
-    text = error.what();
-    code = static_cast<int>(error.code());
+    return end(static_cast<int>(error.code()), error.what());
   } catch (const shm::SegmentError& error) {
-    text = error.what();
-    code = 2;
+    return end(2, error.what());
   } catch (const std::exception& error) {
-    text = error.what();
-    code = 99;
+    return end(99, error.what());
   }
-  _exit(write(out, text.data(), text.size()) < 0 ? 98 : code);
 }
 
 }  // namespace
 
+std::shared_ptr<RankBoard> RankBoard::create(int world_size) {
+  void* const memory =
+      mmap(nullptr, sizeof(RankBoard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw std::runtime_error("no memory for the exchange");
+  }
+  return {new (memory) RankBoard(world_size),
+          [](RankBoard* board) { munmap(board, sizeof(RankBoard)); }};
+}
+
+shm::Exchange RankBoard::exchange(int rank) {
+  return [this, rank, number = size_t{0}](const std::string& mine) mutable {
+    auto& [texts, arrived] = rounds_.at(number++);
+    mine.copy(texts[static_cast<size_t>(rank)].data(), Text().size() - 1);
+    ++arrived;
+    for (int wait = 0; arrived < world_size_; ++wait) {
+      if (wait > 20000) {
+        throw std::runtime_error("the exchange lacks ranks");
+      }
+      usleep(1000);
+    }
+    std::vector<std::string> all;
+    for (int r = 0; r < world_size_; ++r) {
+      all.emplace_back(texts[static_cast<size_t>(r)].data());
+    }
+    return all;
+  };
+}
+
 void run_shm_threads(int world_size, const std::function<void(shm::Collectives&)>& body) {
-  RankExchange exchange(world_size);
+  const auto board = RankBoard::create(world_size);
   run_rank_threads(world_size, [&](int rank) {
     const auto communicator =
-        shm::Collectives::connect(rank, world_size, kPatience, exchange.of(rank));
+        shm::Collectives::connect(rank, world_size, kPatience, board->exchange(rank));
     body(*communicator);
     communicator->barrier();
   });
 }
 
 RankProcesses::RankProcesses(int world_size, const Body& body)
-    : exchange_(std::make_unique<RankExchange>(world_size)) {
+    : board_(RankBoard::create(world_size)) {
   for (int rank = 0; rank < world_size; ++rank) {
-    is_ticking(rank) = false;
-  }
-  for (int rank = 0; rank < world_size; ++rank) {
-    int ends[2];
-    if (pipe(ends) != 0) {
-      throw std::runtime_error("no pipe");
-    }
     const pid_t pid = fork();
     if (pid == 0) {
-      run_rank(body, rank, exchange_->of(rank), ends[1]);
+      _exit(run_rank(body, rank, *board_));
     }
-    close(ends[1]);
     pids_.push_back(pid);
-    pipes_.push_back(ends[0]);
   }
 }
 
-RankProcesses::~RankProcesses() {
-  wait();
-}
-
-void RankProcesses::tick(int rank) {
-  is_ticking(rank) = true;
-}
-
-void RankProcesses::await_all() const {
+void RankProcesses::await_work() const {
   const Clock::time_point deadline = Clock::now() + kPatience;
-  for (size_t rank = 0; rank < pids_.size(); ++rank) {
-    while (!is_ticking(static_cast<int>(rank))) {
-      if (Clock::now() > deadline) {
-        throw std::runtime_error("rank " + std::to_string(rank) + " did not come so far");
-      }
-      usleep(200);
+  while (board_->at_work < std::ssize(pids_)) {
+    if (Clock::now() > deadline) {
+      throw std::runtime_error("not every rank came so far");
     }
+    usleep(200);
   }
 }
 
 std::vector<ProcessOutcome> RankProcesses::wait() {
   const Clock::time_point deadline = Clock::now() + kPatience;
   std::vector<ProcessOutcome> outcomes;
-  for (size_t i = 0; i < pids_.size(); ++i) {
-    ProcessOutcome& outcome = outcomes.emplace_back();
-    while (waitpid(pids_[i], &outcome.status, WNOHANG) == 0) {
+  for (const pid_t pid : pids_) {
+    int status = 0;
+    while (waitpid(pid, &status, WNOHANG) == 0) {
       if (Clock::now() > deadline) {
-        kill(pids_[i], SIGKILL);
+        kill(pid, SIGKILL);
       }
       usleep(500);
     }
-    char buffer[4096];
-    for (ssize_t n = 0; (n = read(pipes_[i], buffer, sizeof(buffer))) > 0;) {
-      outcome.text.append(buffer, static_cast<size_t>(n));
-    }
-    close(pipes_[i]);
+    outcomes.push_back({board_->results[outcomes.size()].data(), status});
   }
   pids_.clear();
-  pipes_.clear();
   return outcomes;
 }
 

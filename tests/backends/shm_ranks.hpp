@@ -1,64 +1,35 @@
 // tests/backends/shm_ranks.hpp - ranks over shared memory as threads or as processes.
 #pragma once
 
-#include <sys/mman.h>
 #include <sys/types.h>
-#include <unistd.h>
-
-#include <cstring>
-#include <new>
 
 #include "common/backends/shm/shm_collectives.hpp"
 #include "common/backends/shm/shm_kernels.hpp"
 
 namespace ddp::test {
 
-/// Memory that children inherit. Create it before they are forked.
-class RankExchange {
+/// Memory that ranks share before they are connected. Children inherit it.
+class RankBoard {
  public:
-  explicit RankExchange(int world_size) : world_size_(world_size) {
-    void* const memory =
-        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
-      throw std::runtime_error("no memory for the exchange");
-    }
-    board_ = new (memory) Board;
-  }
-  ~RankExchange() { munmap(board_, sizeof(Board)); }
-  RankExchange(const RankExchange&) = delete;
-  RankExchange& operator=(const RankExchange&) = delete;
+  using Text = std::array<char, 1024>;
+  using Texts = std::array<Text, shm::kMaxRanks + 1>;  ///< by rank
 
+  static std::shared_ptr<RankBoard> create(int world_size);
   /// Meets the other ranks. @throws std::runtime_error if they do not come within 20 s
-  shm::Exchange of(int rank) {
-    return [this, rank, round = size_t{0}](const std::string& mine) mutable {
-      auto& texts = board_->texts.at(round);
-      auto& arrived = board_->arrived.at(round);
-      ++round;
-      std::strncpy(texts[static_cast<size_t>(rank)].data(), mine.c_str(), kTextBytes - 1);
-      ++arrived;
-      for (int wait = 0; arrived < world_size_; ++wait) {
-        if (wait > 20000) {
-          throw std::runtime_error("the exchange lacks ranks");
-        }
-        usleep(1000);
-      }
-      std::vector<std::string> all;
-      for (int r = 0; r < world_size_; ++r) {
-        all.emplace_back(texts[static_cast<size_t>(r)].data());
-      }
-      return all;
-    };
-  }
+  shm::Exchange exchange(int rank);
+
+  std::atomic<int> at_work{0};  ///< ranks that have counted themselves
+  Texts results{};  ///< of RankProcesses
 
  private:
-  static constexpr size_t kTextBytes = 1024;
-  static constexpr size_t kRounds = 4;
-  struct Board {
-    std::array<std::array<std::array<char, kTextBytes>, shm::kMaxRanks + 1>, kRounds> texts{};
-    std::array<std::atomic<int>, kRounds> arrived{};
+  struct Round {
+    Texts texts{};
+    std::atomic<int> arrived{0};
   };
+  explicit RankBoard(int world_size) : world_size_(world_size) {}
+
   int world_size_;
-  Board* board_;
+  std::array<Round, 4> rounds_;
 };
 
 /// Runs `body` on `world_size` threads, by run_rank_threads(), each with its own mapping.
@@ -74,24 +45,21 @@ struct ProcessOutcome {
 /// of its ddp::Error, or 2 for a SegmentError.
 class RankProcesses {
  public:
-  using Body = std::function<std::string(int rank, const shm::Exchange& exchange)>;
+  using Body = std::function<std::string(int rank, RankBoard& board)>;
   RankProcesses(int world_size, const Body& body);
-  ~RankProcesses();
+  ~RankProcesses() { wait(); }
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
-  /// Called by a body to report progress.
-  static void tick(int rank);
-  /// Blocks until every rank has called tick(). @throws std::runtime_error after 60 s
-  void await_all() const;
+  /// Blocks until every rank is at work. @throws std::runtime_error after 60 s
+  void await_work() const;
   /// Waits for all ranks, and kills ranks that have not ended after 60 s.
   std::vector<ProcessOutcome> wait();
 
  private:
-  std::unique_ptr<RankExchange> exchange_;
+  std::shared_ptr<RankBoard> board_;
   std::vector<pid_t> pids_;
-  std::vector<int> pipes_;
 };
 
 }  // namespace ddp::test

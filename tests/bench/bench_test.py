@@ -5,18 +5,19 @@ usage: bench_test.py FOLDER_OF_PROGRAMS GOOGLE_COMPARE [unittest options]     GO
 """
 
 import json
-import math
 import os
 import pathlib
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from clusters.stages import wait_until  # noqa: E402
+from support.scratch import Scratch  # noqa: E402
 
 PROGRAMS = GOOGLE_COMPARE = pathlib.Path()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -25,13 +26,12 @@ STAGES = [row.split()[0].removesuffix("/main").replace("/", "_") for row in (ROO
 SMALL = ["--models", "T", "--world-sizes", "2", "--stages", "03_ddp_spawn", "--steps", "20"]
 
 
-class Fakes(unittest.TestCase):
+class Fakes(Scratch):
     """A folder of made-up programs for each test."""
 
     def setUp(self):
-        self.root = pathlib.Path(tempfile.mkdtemp())
-        self.addCleanup(shutil.rmtree, self.root)
-        self.bin, self.path, self.tmp, self.peers = (self.root / name for name in ("bin", "path", "tmp", "peers"))
+        super().setUp()
+        self.bin, self.path, self.tmp, self.peers = (self.folder / name for name in ("bin", "path", "tmp", "peers"))
         for folder in (self.bin, self.path, self.tmp, self.peers):
             folder.mkdir()
         for name in [*STAGES, "bench_micro", "peer_c10d"]:
@@ -40,8 +40,7 @@ class Fakes(unittest.TestCase):
         self.environment = {"PATH": str(self.path), "TMPDIR": str(self.tmp), "RANK": "7", "WORLD_SIZE": "9"}
 
     def install(self, path):
-        shutil.copy(FAKE, path)
-        path.chmod(0o755)
+        self.script(path, FAKE.read_text())
 
     def behave(self, name, python):
         (self.bin / f"{name}.behaviour").write_text(python)
@@ -50,7 +49,7 @@ class Fakes(unittest.TestCase):
         return [PROGRAMS / "bench", *arguments, "--stage-dir", self.bin, "--peers-dir", self.peers]
 
     def run_bench(self, *arguments, **options):
-        result = subprocess.run(self.command(*arguments), env=self.environment, capture_output=True, text=True, cwd=self.root,
+        result = subprocess.run(self.command(*arguments), env=self.environment, capture_output=True, text=True, cwd=self.folder,
                                 timeout=120, **options)
         self.assertEqual(list(self.tmp.iterdir()), [])
         return result
@@ -98,11 +97,8 @@ class Measuring(Fakes):
             self.assertRegex(repetition["started"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
         self.assertEqual([repetition["block"] for repetition in run["repetitions"]], list(range(6)))
         self.assertAlmostEqual(run["step_ms"]["median"], 1.25, places=3)
-        self.assertEqual(run["global_batch"], 64)
-        self.assertAlmostEqual(run["speedup"], 2 / 1.25, places=3)
-        self.assertAlmostEqual(run["efficiency"], 1 / 1.25, places=3)
         self.assertAlmostEqual(run["exposed_comm_ms"], 0.125, places=3)
-        self.assertEqual(run["peak_rss_mib"], 200)
+        self.assertEqual((run["global_batch"], run["parameters"], run["peak_rss_mib"]), (64, 21, 200))
         self.assertTrue(0 < run["startup_ms"] < 60000)
         self.assertEqual(run["pieces_ms"], {"data": 0.01, "forward": 0.3, "backward": 0.5, "update": 0.1, "all_reduce": 0.2})
         self.assertEqual(run["limit_ms"], 0.4)  # median of 0.2, 0.4 and 0.8
@@ -110,15 +106,12 @@ class Measuring(Fakes):
         self.assertEqual(sorted(micro), [f"20,1 --batch {options}" for options in (
             "32 --nprocs 1 --threads 1 --device cpu", "32 --nprocs 2 --threads 1 --device cpu --backend shm",
             "64 --nprocs 1 --threads 2 --device cpu") for _ in range(3)])
-        self.assertEqual(run["parameters"], 21)
         threads = run_of(scaling, "01_single_gpu", threads=2)
         self.assertEqual((threads["world_size"], threads["global_batch"], threads["speedup"], threads["efficiency"]), (1, 64, 2, 1))
         self.assertIsNone(threads["pieces_ms"]["all_reduce"])
-        kinds = {comparison["kind"] for comparison in scaling["comparisons"]}
-        self.assertLessEqual({"control", "baseline", "threads"}, kinds)
-        names = {entry["run_name"] for entry in self.document["benchmarks"]}
+        self.assertLessEqual({"control", "baseline", "threads"}, {comparison["kind"] for comparison in scaling["comparisons"]})
         listed = self.run_bench(*SMALL, "--benchmark_list_tests").stdout.split()
-        self.assertEqual(names, set(listed))
+        self.assertEqual({entry["run_name"] for entry in self.document["benchmarks"]}, set(listed))
 
     def test_google_s_compare_reads_two_documents(self):
         self.behave("03_ddp_spawn_fused", "sys.exit(3)")
@@ -127,11 +120,11 @@ class Measuring(Fakes):
         timed = [entry for entry in self.document["benchmarks"] if "error_message" not in entry]
         self.assertEqual([(entry["real_time"], entry["samples_per_second"]) for entry in timed], launches)
         self.assertEqual({entry["error_message"] for entry in self.document["benchmarks"] if entry not in timed}, {run["error"] for run in runs} - {None})
-        (self.root / "a.json").write_text(json.dumps(self.document))
+        (self.folder / "a.json").write_text(json.dumps(self.document))
         for entry in timed:
             entry["real_time"] *= 1.5
-        (self.root / "b.json").write_text(json.dumps(self.document))
-        said = subprocess.run([sys.executable, GOOGLE_COMPARE, "--no-color", "benchmarks", "a.json", "b.json"], cwd=self.root, check=True,
+        (self.folder / "b.json").write_text(json.dumps(self.document))
+        said = subprocess.run([sys.executable, GOOGLE_COMPARE, "--no-color", "benchmarks", "a.json", "b.json"], cwd=self.folder, check=True,
                               capture_output=True, text=True).stdout
         self.assertEqual(len(re.findall(r"^T/weak/\S+ +\+0\.5000 ", said, re.MULTILINE)), len(launches), said)
         self.assertIn("_pvalue", said)
@@ -264,7 +257,6 @@ class Failing(Fakes):
             ("print('page of a launcher\\nx: error: no\\x1b[2J memory\\nmore', file=sys.stderr); sys.exit(3)", r"^exit code 3: x: error: no\\x1b\[2J memory$", 1),
             ("os.kill(os.getpid(), 9)", "killed by signal 9", 1),
             ("os._exit(0)", "the program wrote none", 1),
-            ("summary_lines = 0", "the last line is no summary", 1),
             ("global_batch = 7", "it trained with a global batch of 7, expected 64", 1),
             ("steps = 5 if steps > 64 else steps", "it made 5 steps, expected at least 20", 4),
             # Both equal commands fail; the run without communication does not.
@@ -311,7 +303,7 @@ class Failing(Fakes):
         self.assertIn("cannot write the report to standard output", result.stderr)
 
     def test_a_report_that_cannot_be_written_leaves_the_old_one_and_the_other_report(self):
-        files = [self.root / name for name in ("r.json", "r.html")]
+        files = [self.folder / name for name in ("r.json", "r.html")]
         for limit, written in ((None, ("r.json", "r.html")), (100_000, ("r.json",)), (2000, ())):
             for file in files:
                 file.write_text("old")
@@ -321,13 +313,7 @@ class Failing(Fakes):
             for file in files:
                 kept = file.name not in written
                 self.assertEqual((file.read_text() == "old", f"report {file} cannot be written: File too large" in result.stderr), (kept, kept))
-            self.assertEqual(sorted(path.name for path in self.root.glob("r.*")), ["r.html", "r.json"])
-
-    def wait_until(self, condition):
-        deadline = time.monotonic() + 30
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.05)
+            self.assertEqual(sorted(path.name for path in self.folder.glob("r.*")), ["r.html", "r.json"])
 
     def stop(self, number, suspended=False):
         """Stops bench while a timed run goes on. @return its exit code and what it printed"""
@@ -336,9 +322,9 @@ class Failing(Fakes):
             sleeps = f'subprocess.run([sys.executable, "-c", "import time; {sleeps}"], start_new_session=True)'
         self.behave("03_ddp_spawn", f"import subprocess\nsteps > 64 and ({sleeps})")
         with subprocess.Popen(self.command(*SMALL, "--json", "--timeout", "8"), env=self.environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, cwd=self.root, process_group=0) as bench:
+                              stderr=subprocess.PIPE, text=True, cwd=self.folder, process_group=0) as bench:
             try:
-                self.wait_until((self.bin / "ASLEEP").exists)
+                wait_until((self.bin / "ASLEEP").exists, 30, lambda: "the step that sleeps")
                 if suspended:  # for longer than the time limit
                     bench.send_signal(signal.SIGSTOP)
                     time.sleep(9)
@@ -347,7 +333,8 @@ class Failing(Fakes):
                 out = bench.communicate(timeout=60)[0]
             finally:
                 bench.kill()
-        self.wait_until(lambda: not subprocess.run(["pgrep", "-f", str(self.bin)], capture_output=True).stdout)  # of this test
+        of_this_test = ["pgrep", "-f", str(self.bin)]
+        wait_until(lambda: subprocess.run(of_this_test, capture_output=True).returncode == 1, 30, lambda: "the end of the programs")
         return bench.returncode, out
 
     def test_interrupt_writes_what_there_is(self):
@@ -362,7 +349,6 @@ class Failing(Fakes):
 
     def test_children_do_not_outlive_it(self):
         self.assertEqual(self.stop(signal.SIGKILL), (-9, ""))
-        shutil.rmtree(self.tmp)
 
 
 class Options(Fakes):
@@ -373,26 +359,23 @@ class Options(Fakes):
         self.assertEqual(self.calls(), [])
         table = lines[1:lines.index("")]
         self.assertLessEqual(max(map(len, table)), 100)
-        columns = [line.split() for line in table if not line.startswith("no comm")]
-        rows = [(role, program, launcher, backend, int(ranks), int(threads), model, int(batch), int(reps))
-                for role, program, launcher, backend, ranks, threads, _, batch, reps, model in columns]
-        self.assertEqual(rows, [
-            ("stage", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
-            ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "T", 32, 6),
-            ("stage", "03_ddp_spawn", "spawn", "shm", 2, 1, "T", 64, 6),
-            ("stage", "01_single_gpu", "none", "none", 1, 1, "M", 64, 6),
-            ("stage", "01_single_gpu", "none", "none", 1, 2, "M", 128, 6),
-            ("stage", "02_data_parallel", "none", "none", 2, 1, "M", 128, 6),
-            ("stage", "03_ddp_spawn", "spawn", "shm", 1, 1, "M", 64, 6),
-            ("stage", "03_ddp_spawn", "spawn", "shm", 2, 1, "M", 128, 6),
-            ("stage", "03_ddp_spawn", "spawn", "gloo", 2, 1, "M", 128, 6),
-            ("stage", "04_ddp_launcher", "torchrun", "shm", 2, 1, "M", 128, 1),
-            ("stage", "04_ddp_launcher", "mpirun", "shm", 2, 1, "M", 128, 1),
-            ("stage", "05_multinode", "mpirun", "shm", 2, 1, "M", 128, 1),
-            ("control", "01_single_gpu", "none", "none", 1, 1, "T", 32, 6),
-            ("control", "01_single_gpu", "none", "none", 1, 1, "M", 64, 6),
-            ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "M", 128, 6),
-            ("control", "03_ddp_spawn", "spawn", "shm", 2, 1, "T", 64, 6)])
+        self.assertEqual([" ".join(line.split()) for line in table if not line.startswith("no comm")], [
+            "stage 01_single_gpu none none 1 1 weak 32 6 T",
+            "stage 03_ddp_spawn spawn shm 1 1 weak 32 6 T",
+            "stage 03_ddp_spawn spawn shm 2 1 weak 64 6 T",
+            "stage 01_single_gpu none none 1 1 weak 64 6 M",
+            "stage 01_single_gpu none none 1 2 weak 128 6 M",
+            "stage 02_data_parallel none none 2 1 weak 128 6 M",
+            "stage 03_ddp_spawn spawn shm 1 1 weak 64 6 M",
+            "stage 03_ddp_spawn spawn shm 2 1 weak 128 6 M",
+            "stage 03_ddp_spawn spawn gloo 2 1 weak 128 6 M",
+            "stage 04_ddp_launcher torchrun shm 2 1 weak 128 1 M",
+            "stage 04_ddp_launcher mpirun shm 2 1 weak 128 1 M",
+            "stage 05_multinode mpirun shm 2 1 weak 128 1 M",
+            "control 01_single_gpu none none 1 1 weak 32 6 T",
+            "control 01_single_gpu none none 1 1 weak 64 6 M",
+            "control 03_ddp_spawn spawn shm 2 1 weak 128 6 M",
+            "control 03_ddp_spawn spawn shm 2 1 weak 64 6 T"])
         self.assertEqual(sum(line.startswith("no comm") for line in table), 2)
         self.assertEqual(sum("FOLDER/metrics.jsonl" in line for line in lines), len(table))
         self.assertIn("M/weak/03_ddp_spawn/spawn/gloo/ranks:2: bin/03_ddp_spawn ", "\n".join(lines))
@@ -436,16 +419,16 @@ class Options(Fakes):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("wrote a.json", result.stdout)
         self.assertIn("samples/s", result.stdout)
-        document = json.loads((self.root / "a.json").read_text())
+        document = json.loads((self.folder / "a.json").read_text())
         self.assertTrue(all(not r["samples_ms"] for run in document["ddp_scaling"]["runs"] for r in run["repetitions"]))
-        self.assertIn("</html>", (self.root / "a.html").read_text())
+        self.assertIn("</html>", (self.folder / "a.html").read_text())
         result = self.run_bench(*SMALL, "--benchmark_repetitions=1", "--benchmark_format=json", "--benchmark_out=b.json",
                                 "--benchmark_out_format=json")
-        self.assertEqual(json.loads(result.stdout), json.loads((self.root / "b.json").read_text()))
+        self.assertEqual(json.loads(result.stdout), json.loads((self.folder / "b.json").read_text()))
         # As bench/run.sh calls it: the last file counts.
         result = self.run_bench("--json", "no.json", "--html", "no.html", *SMALL, "--repetitions", "1", "--json", "--html", "b.html")
         json.loads(result.stdout)
-        self.assertFalse([*self.root.glob("no.*")])
+        self.assertFalse([*self.folder.glob("no.*")])
 
     def test_mistakes(self):
         self.environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -468,22 +451,19 @@ class Options(Fakes):
         self.assertIn("schema version 3", self.run_bench("--version").stdout)
 
 
-class Real(unittest.TestCase):
+class Real(Scratch):
     def test_the_real_stages(self):
         result = subprocess.run([PROGRAMS / "bench", "--models", "S", "--stages", "02_data_parallel,03_ddp_spawn", "--world-sizes", "2",
                                  "--repetitions", "2", "--steps", "50", "--json"], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stderr)
         scaling = json.loads(result.stdout)["ddp_scaling"]
-        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/reference/bench.md").read_text()
-        one_liner = re.search(r"\.venv/bin/python -c '([^']+)'", page)[1]
-        with tempfile.TemporaryDirectory() as folder:
-            (pathlib.Path(folder) / "report.json").write_text(result.stdout)
-            table = subprocess.run([sys.executable, "-c", one_liner], cwd=folder, capture_output=True, text=True)
+        one_liner = re.search(r"\.venv/bin/python -c '([^']+)'", (ROOT / "docs/reference/bench.md").read_text())[1]
+        self.write("report.json", result.stdout)
+        table = self.run_here(sys.executable, "-c", one_liner)
         self.assertEqual(len(table.stdout.splitlines()), 1 + len(scaling["runs"]), table.stderr)
         for run in scaling["runs"]:
             with self.subTest(run["name"]):
                 self.assertTrue(run["parity"]["ok"])
-                self.assertTrue(math.isclose(run["parity"]["moved"], run["parity"]["reference_moved"], rel_tol=1e-4))
                 self.assertGreater(run["samples_per_second"], 0)
                 source = (ROOT / run["stage"] / (run["variant"] + ".cpp")).read_text()
                 self.assertEqual(run["lines_of_code"], len(re.findall(r"^[ \t]*(?!//)[^ \t\n]", source, re.MULTILINE)))
@@ -495,7 +475,6 @@ class Real(unittest.TestCase):
         self.assertTrue(0 < run["limit_ms"] < 10)
         self.assertIsNone(run_of(scaling, "02_data_parallel", 2)["pieces_ms"]["forward"])
         self.assertIsNotNone(run["exposed_comm_ms"])
-        self.assertEqual(run["parameters"], 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,6 @@ const fs = require("fs");
 const vm = require("vm");
 
 const page = fs.readFileSync(process.argv[2], "utf8");
-const check = (holds, message) => {
-  if (!holds) throw new Error(message);
-};
 
 // Element with text and children that cannot parse markup.
 class Element {
@@ -24,7 +21,7 @@ class Element {
   }
   getContext() {
     const record = (name) => (...values) => {
-      for (const value of values) check(typeof value !== "number" || Number.isFinite(value), `${name}(${values})`);
+      if (values.some((value) => typeof value === "number" && !Number.isFinite(value))) throw new Error(`${name}(${values})`);
       return name === "measureText" ? { width: 6 * String(values[0]).length } : undefined;
     };
     return new Proxy({ canvas: this }, { get: (stored, name) => (name in stored ? stored[name] : record(name)) });

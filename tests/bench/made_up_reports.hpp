@@ -1,29 +1,14 @@
-// tests/bench/made_up_reports.hpp - made-up runs of bench, and normal noise.
+// tests/bench/made_up_reports.hpp - made-up runs of bench.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <random>
 #include <sstream>
 
 #include "bench/record.hpp"
 #include "bench/report.hpp"
 
 namespace ddp::test {
-
-/// Standard normal numbers that are the same on every platform.
-class NormalNoise {
- public:
-  explicit NormalNoise(std::uint64_t seed) : engine_(seed) {}
-  double operator()() {
-    const double radius = std::sqrt(-2 * std::log(uniform()));
-    return radius * std::cos(2 * std::acos(-1.0) * uniform());
-  }
-
- private:
-  double uniform() { return (static_cast<double>(engine_() >> 11) + 0.5) / 9007199254740992.0; }
-  std::mt19937_64 engine_;
-};
 
 /// Run without repetitions, and the step that it shall have.
 struct Timed {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 namespace {
 

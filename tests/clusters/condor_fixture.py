@@ -5,7 +5,6 @@ machine's apt sources and kept in the build folder. What the pool writes goes in
 This checkout is at its own path inside, as a shared file system would have it, and jobs run as the ordinary user `alice`.
 """
 
-import fcntl
 import pathlib
 import re
 import shutil
@@ -51,42 +50,31 @@ UPDATE_INTERVAL = 5
 """
 
 
-def debian_mirror():
-    """First mirror of Debian's main archive in apt's sources."""
-    found = re.search(r"^\S+/debian/?$", run("apt-get", "indextargets", "--format", "$(REPO_URI)"), re.MULTILINE)
-    if found is None:
-        raise RuntimeError("no Debian mirror in apt's sources, expected one, to install HTCondor's packages from")
-    return found[0]
-
-
 def make_root(cache):
-    """Folder with trixie and HTCondor, made once, by one process at a time. An incomplete folder is never used."""
+    """Folder with trixie and HTCondor, made once. An incomplete folder is never used."""
     cache = pathlib.Path(cache).resolve()
+    root, new, log = cache / f"{SUITE}-{'-'.join(PACKAGES)}", cache / "new", cache / "new.log"
+    if root.exists():
+        return root
+    mirror = re.search(r"^\S+/debian/?$", run("apt-get", "indextargets", "--format", "$(REPO_URI)"), re.MULTILINE)
+    if mirror is None:
+        raise RuntimeError("no Debian mirror in apt's sources, expected one, to install HTCondor's packages from")
     cache.mkdir(parents=True, exist_ok=True)
-    root = cache / f"{SUITE}-{'-'.join(PACKAGES)}"
-    with open(cache / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if root.exists():
-            return root
-        mirror = debian_mirror()
-        new = cache / "new"
-        shutil.rmtree(new, ignore_errors=True)
-        print(f"making a Debian {SUITE} with {', '.join(PACKAGES)} in {root}: about 40 s, 560 MB", flush=True)
-        # In a mount namespace, so that the inner /proc is unmounted after the installation.
-        script = (
-            'set -e; debootstrap --variant=minbase "$2" "$1" "$3" >"$1.log" 2>&1\n'
-            'echo "deb $3 $2 main" >"$1/etc/apt/sources.list"; mount -t proc proc "$1/proc"\n'
-            'printf "#!/bin/sh\\nexit 101\\n" >"$1/usr/sbin/policy-rc.d"; chmod 755 "$1/usr/sbin/policy-rc.d"\n'
-            'chroot "$1" apt-get update >>"$1.log" 2>&1\n'
-            'shift 3; export DEBIAN_FRONTEND=noninteractive\n'
-            f'chroot "{new}" apt-get install -y --no-install-recommends "$@" >>"{new}.log" 2>&1\n'
-            f'chroot "{new}" apt-get clean\n')
-        result = subprocess.run(["unshare", "--mount", "bash", "-c", script, "make_root", str(new), SUITE, mirror, *PACKAGES])
-        if result.returncode != 0:
-            log = pathlib.Path(f"{new}.log")
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:]) if log.exists() else ""
-            raise RuntimeError(f"could not make {root} from {mirror}:\n{tail}")
-        new.rename(root)
+    shutil.rmtree(new, ignore_errors=True)
+    print(f"making a Debian {SUITE} with {', '.join(PACKAGES)} in {root}: about 40 s, 560 MB", flush=True)
+    # In a mount namespace, so that the inner /proc is unmounted after the installation.
+    script = (
+        'set -e; exec >"$1.log" 2>&1; debootstrap --variant=minbase "$2" "$1" "$3"\n'
+        'echo "deb $3 $2 main" >"$1/etc/apt/sources.list"; mount -t proc proc "$1/proc"\n'
+        'printf "#!/bin/sh\\nexit 101\\n" >"$1/usr/sbin/policy-rc.d"; chmod 755 "$1/usr/sbin/policy-rc.d"\n'
+        'export DEBIAN_FRONTEND=noninteractive; chroot "$1" apt-get update\n'
+        'chroot "$1" apt-get install -y --no-install-recommends "${@:4}"\n'
+        'chroot "$1" apt-get clean\n')
+    result = subprocess.run(["unshare", "--mount", "bash", "-c", script, "make_root", str(new), SUITE, mirror[0], *PACKAGES])
+    if result.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise RuntimeError(f"could not make {root} from {mirror[0]}:\n{tail}")
+    new.rename(root)
     return root
 
 
@@ -110,7 +98,7 @@ class CondorPool:
         self.home = pathlib.Path("/home") / USER
         self._share_checkout(memory)
         run("chroot", self.root, "condor_master")
-        self._wait_until_ready()
+        wait_until(self._is_ready, START_SECONDS, lambda: f"a slot and a queue\n{self.logs()}")
 
     def _overlay(self, lower, work, target):
         for folder in (work / "upper", work / "work", target):
@@ -128,12 +116,9 @@ class CondorPool:
             run("mount", "--rbind", venv.resolve(), inside / ".venv")
         run("chroot", self.root, "chown", USER, CHECKOUT)
 
-    def _wait_until_ready(self):
-        def is_ready():
-            slots = self.run("condor_status", "-af", "Name")
-            return slots.returncode == 0 and "slot1@" in slots.stdout and self.run("condor_q", "-totals").returncode == 0
-
-        wait_until(is_ready, START_SECONDS, lambda: f"a slot and a queue\n{self.logs()}")
+    def _is_ready(self):
+        slots = self.run("condor_status", "-af", "Name")
+        return slots.returncode == 0 and "slot1@" in slots.stdout and self.run("condor_q", "-totals").returncode == 0
 
     def run(self, *command, user=USER):
         """Runs a command in the pool as alice. @return the result of subprocess.run"""

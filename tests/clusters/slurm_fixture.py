@@ -11,11 +11,11 @@ import re
 import stat
 import subprocess
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import namespaces  # noqa: E402
 from namespaces import run  # noqa: E402
+from stages import wait_until  # noqa: E402
 
 CONTROLLER = "controller"
 NODES = ("node1", "node2")
@@ -70,7 +70,6 @@ class SlurmCluster:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "SRUN_"))]:
             del os.environ[name]
         os.environ["SLURM_CONF"] = str(conf)
-        self._daemons = {}
         self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", conf])
         # A slurmd without a controller tries again only after a while.
         self._wait_until("the controller answers", lambda: " is UP" in self._ask("scontrol", "ping"))
@@ -82,20 +81,14 @@ class SlurmCluster:
         self._wait_until("the nodes are idle", lambda: sorted(self._ask("sinfo", "--noheader", "--Node", "--format=%N %t").splitlines()) == idle)
 
     def _start(self, name, command):
-        log = open(self.state / f"{name}.out", "w")
-        self._daemons[name] = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log,
-                                               stderr=subprocess.STDOUT)
+        with open(self.state / f"{name}.out", "w") as log:
+            subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def _ask(self, *command):
         return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
 
     def _wait_until(self, what, condition):
-        deadline = time.monotonic() + START_SECONDS
-        while not condition():
-            ended = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                raise RuntimeError(f"not within {START_SECONDS} s: {what}; ended: {ended}\n{self._ask('sinfo', '--Node')}\n{self.logs()}")
-            time.sleep(0.2)
+        wait_until(condition, START_SECONDS, lambda: f"{what}\n{self._ask('sinfo', '--Node')}\n{self.logs()}")
 
     def logs(self):
         return "".join(f"---- {path.name}\n" + "\n".join(path.read_text().splitlines()[-30:]) + "\n" for path in sorted(self.state.glob("*.out")))

@@ -13,7 +13,7 @@
 #include "common/data/dataset.hpp"
 #include "common/data/tensor_file.hpp"
 #include "common/model/mlp.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/fake_device.hpp"
 
@@ -224,14 +224,13 @@ TEST_CASE("a device gets the host's batches, though the host runs ahead", "[load
   REQUIRE(expected.size() == 2 * 2 * 7);
   const auto equal = [](const auto& a, const auto& b) { return a.equal(b); };
   for (const size_t free_memory : {size_t{0}, size_t{1} << 30}) {
-    ddp::test::set_free_memory(free_memory);
+    ddp::test::free_device_memory = free_memory;
     for (const auto order :
          {ddp::test::StreamOrder::kOthersLast, ddp::test::StreamOrder::kOthersFirst}) {
-      ddp::test::set_stream_order(order);
+      ddp::test::stream_order = order;
       CHECK(std::ranges::equal(batches_on(device), expected, equal));
     }
   }
-  ddp::test::set_free_memory(0);
 }
 
 TEST_CASE("the mean over ranks of the weighted loss is the loss of the step, with an empty rank",
@@ -337,18 +336,13 @@ TEST_CASE("a tensor file reads back as written; damage is noticed; the file befo
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 2);
   const ddp::TensorFile newest = read(path);
   CHECK(newest.metadata.at("key") == "value");
-  REQUIRE(newest.tensors.size() == 2);
-  for (size_t i = 0; i < 2; ++i) {
-    CHECK(newest.tensors[i].first == file.tensors[i].first);
-    CHECK(torch::equal(newest.tensors[i].second, file.tensors[i].second));
-  }
+  CHECK(std::ranges::equal(newest.tensors, file.tensors, [](const auto& a, const auto& b) {
+    return a.first == b.first && a.second.equal(b.second);
+  }));
 
   std::ofstream(path, std::ios::app) << "damage";
   ddp::write_tensor_file(path, file);
   CHECK(read(path + ".prev").metadata.at("key") == "older");
-  CHECK_THROWS_WITH(ddp::MappedFile(path + "x"), Contains("No such file"));
-  std::ofstream(path + "x").flush();
-  CHECK_THROWS_WITH(ddp::MappedFile(path + "x"), Contains("holds 0 bytes"));
   REQUIRE(mkfifo((path + "y").c_str(), 0600) == 0);
   CHECK_THROWS_WITH(ddp::MappedFile(path + "y"), Contains("is no regular file"));
 }

@@ -1,7 +1,7 @@
 // Headers of safetensors files from the corpus are read or refused; libFuzzer tries other headers.
 #include <fstream>
 
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 namespace ddp::test {
 

@@ -5,7 +5,7 @@
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/device/hardware.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 TEST_CASE("ranks divide the cores of their host") {
   using Numbers = std::array<int, 4>;
@@ -22,46 +22,40 @@ TEST_CASE("ranks divide the cores of their host") {
 TEST_CASE("the least of mask, control groups and scheduler is allowed") {
   struct Case {
     std::string files;  ///< of control groups: "NAME=text;..."; self: /proc/self/cgroup
-    ddp::Variables variables;
     int cores = 16;
     int64_t mib = 8192;
+    ddp::Variables variables = {};
   };
   for (const Case& machine : std::vector<Case>{
            {},
-           {"self=0::/job/step\n;job/step/cpu.max=200000 100000\n", {}, 2},
-           {"self=0::/job/step\n;job/cpu.max=350000 100000\n", {}, 3},
-           {"self=0::/\n;cpu.max=50000 100000\n", {}, 1},
-           {"self=0::/job\n;job/cpu.max=max 100000\n", {}},
-           {"self=0::/of/the/host\n;cpu.max=400000 100000\n", {}, 4},
-           {"self=0::/pod:cri:1\n;pod:cri:1/cpu.max=600000 100000\n", {}, 6},
+           {"self=0::/job/step\n;job/step/cpu.max=200000 100000\n", 2},
+           {"self=0::/job/step\n;job/cpu.max=350000 100000\n", 3},
+           {"self=0::/\n;cpu.max=50000 100000\n", 1},
+           {"self=0::/job\n;job/cpu.max=max 100000\n"},
+           {"self=0::/of/the/host\n;cpu.max=400000 100000\n", 4},
+           {"self=0::/pod:cri:1\n;pod:cri:1/cpu.max=600000 100000\n", 6},
            {"self=5:cpu,cpuacct:/job\n1:name=systemd:/\n;cpu,cpuacct/job/cpu.cfs_quota_us=500000\n;"
             "cpu,cpuacct/job/cpu.cfs_period_us=100000\n",
-            {},
             5},
-           {"self=5:cpu:/\n;cpu/cpu.cfs_quota_us=-1\n;cpu/cpu.cfs_period_us=100000\n", {}},
+           {"self=5:cpu:/\n;cpu/cpu.cfs_quota_us=-1\n;cpu/cpu.cfs_period_us=100000\n"},
            {"self=0::/job/step\n;job/memory.max=1572864000\n;job/memory.current=524288000\n;"
             "job/memory.stat=anon 5\nfile 104857600\nshmem 52428800\n;job/step/memory.max=max\n",
-            {},
-            16,
-            1050},
+            16, 1050},
            {"self=4:memory:/job\n;memory/job/memory.limit_in_bytes=1048576000\n;"
             "memory/job/memory.usage_in_bytes=104857600\n;"
             "memory/job/memory.stat=total_cache 104857600\ntotal_shmem 52428800\n",
-            {},
-            16,
-            950},
-           {"self=0::/a\n;a/memory.max=1048576\n;a/memory.current=2097152\n", {}, 16, 0},
+            16, 950},
+           {"self=0::/a\n;a/memory.max=1048576\n;a/memory.current=2097152\n", 16, 0},
            {"self=4:memory:/\n;memory/memory.limit_in_bytes=9223372036854771712\n;"
-            "memory/memory.usage_in_bytes=1\n",
-            {}},
-           {"", {{"SLURM_CPUS_ON_NODE", "6"}, {"SLURM_MEM_PER_CPU", "100"}}, 6, 600},
-           {"", {{"SLURM_CPUS_PER_TASK", "3"}}, 3},
-           {"", {{"SLURM_CPUS_PER_TASK", "3"}, {"SLURM_NTASKS", "2"}}, 6},
-           {"", {{"SLURM_MEM_PER_NODE", "0"}, {"SLURM_CPUS_ON_NODE", "99"}}},
-           {"", {{"SLURM_MEM_PER_NODE", "500"}}, 16, 500},
-           {"", {{"NSLOTS", "7"}, {"NCPUS", "many"}, {"PBS_NUM_PPN", "-1"}}, 7},
-           {"", {{"NCPUS", "8"}, {"LSB_DJOB_NUMPROC", "5"}}, 5},
-           {"ad=TotalCpus = 9\nCpus = 2\nMemory = 512\n", {{"_CONDOR_MACHINE_AD", "ad"}}, 2, 512},
+            "memory/memory.usage_in_bytes=1\n"},
+           {"", 6, 600, {{"SLURM_CPUS_ON_NODE", "6"}, {"SLURM_MEM_PER_CPU", "100"}}},
+           {"", 3, 8192, {{"SLURM_CPUS_PER_TASK", "3"}}},
+           {"", 6, 8192, {{"SLURM_CPUS_PER_TASK", "3"}, {"SLURM_NTASKS", "2"}}},
+           {"", 16, 8192, {{"SLURM_MEM_PER_NODE", "0"}, {"SLURM_CPUS_ON_NODE", "99"}}},
+           {"", 16, 500, {{"SLURM_MEM_PER_NODE", "500"}}},
+           {"", 7, 8192, {{"NSLOTS", "7"}, {"NCPUS", "many"}, {"PBS_NUM_PPN", "-1"}}},
+           {"", 5, 8192, {{"NCPUS", "8"}, {"LSB_DJOB_NUMPROC", "5"}}},
+           {"ad=TotalCpus = 9\nCpus = 2\nMemory = 512\n", 2, 512, {{"_CONDOR_MACHINE_AD", "ad"}}},
        }) {
     const ddp::ScratchFolder root("ddp-machine");
     const auto write = [&root](const std::string& name, const std::string& text) {

@@ -1,6 +1,8 @@
 // tests/device/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in
 // CUDA_VISIBLE_DEVICES, out of eight. FAKE_DRIVER_FAILS is the result of cuInit().
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -17,8 +19,7 @@ std::vector<std::string> visible_devices() {
   std::vector<std::string> devices;
   for (std::string name; std::getline(names, name, ',');) {
     const bool is_index = name.find_first_not_of("0123456789") == std::string::npos;
-    const bool is_uuid = name.rfind("GPU-", 0) == 0 || name.rfind("MIG-", 0) == 0;
-    if (!is_index && !is_uuid) {
+    if (!is_index && !name.starts_with("GPU-")) {
       break;
     }
     devices.push_back(name);
@@ -43,20 +44,17 @@ extern "C" int cuDeviceGet(int* device, int index) {
   return kSuccess;
 }
 
-/// UUID 03030303-... for device 3, and 8932f937-... for GPU-8932f937....
+/// UUID 03030303-... for device 3, and 8932f937-00... for GPU-8932f937....
 extern "C" int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
   const std::vector<std::string> devices = visible_devices();
   if (device < 0 || static_cast<size_t>(device) >= devices.size()) {
     return kInvalidDevice;
   }
   const std::string& name = devices[static_cast<size_t>(device)];
-  std::string digits = name.size() == 1 ? "" : name.substr(4);
-  std::erase(digits, '-');
-  for (size_t i = 0; i < 16; ++i) {
-    uuid[i] = static_cast<unsigned char>(name.size() == 1 ? name[0] - '0'
-                                         : 2 * i + 1 < digits.size()
-                                             ? std::stoi(digits.substr(2 * i, 2), nullptr, 16)
-                                             : 0);
+  const bool is_index = name.size() == 1;
+  std::memset(uuid, is_index ? name[0] - '0' : 0, 16);
+  if (!is_index) {
+    std::sscanf(name.c_str(), "GPU-%2hhx%2hhx%2hhx%2hhx", uuid, uuid + 1, uuid + 2, uuid + 3);
   }
   return kSuccess;
 }

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 TEST_CASE("GPU usage is that of the GPUs that a run uses, the mean over samples and GPUs") {
   setenv("CUDA_VISIBLE_DEVICES", "3,0,5", /*overwrite=*/1);  // NVML has 5, 0

@@ -1,6 +1,7 @@
 // The step without autograd: its kernels against float64, the whole step against autograd, no
 // allocation, and the capture of a CUDA graph.
 #include <sys/resource.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <limits>
@@ -10,7 +11,7 @@
 #include "common/fused/fused_mlp.hpp"
 #include "common/fused/kernels.hpp"
 #include "common/fused/step_graph.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
@@ -36,16 +37,6 @@ torch::Tensor with_room(const torch::Tensor& matrix) {
   return roomy;
 }
 
-/// c = a b, for any strides of a.
-Product product_of(const torch::Tensor& a, const torch::Tensor& b, const torch::Tensor& c) {
-  return {.rows = c.size(0),
-          .columns = c.size(1),
-          .depth = a.size(1),
-          .a = {a.const_data_ptr<float>(), a.stride(0), a.stride(1)},
-          .b = {b.const_data_ptr<float>(), b.stride(0)},
-          .c = {c.mutable_data_ptr<float>(), c.stride(0)}};
-}
-
 Batch random_batch(const Widths& widths, int64_t samples) {
   Batch batch;
   batch.input = torch::randn({samples, widths.front()});
@@ -54,26 +45,22 @@ Batch random_batch(const Widths& widths, int64_t samples) {
   return batch;
 }
 
-/// True if no hidden unit is so close to 0 that rounding decides about its ReLU.
-bool is_clear_of_zero(const std::vector<torch::Tensor>& parameters, const torch::Tensor& input) {
-  const torch::NoGradGuard no_grad;
-  torch::Tensor activation = input.to(torch::kFloat64);
-  for (size_t i = 0; i + 2 < parameters.size(); i += 2) {
-    const torch::Tensor sums = torch::addmm(parameters[i + 1].to(torch::kFloat64), activation,
-                                            parameters[i].to(torch::kFloat64).t());
-    if (!sums.abs().gt(3e-6 * sums.abs().max()).all().item<bool>()) {
-      return false;
-    }
-    activation = sums.relu();
-  }
-  return true;
-}
-
-/// Batch for which hand-written gradients can be compared with autograd's.
+/// Batch without a hidden unit so close to 0 that rounding decides about its ReLU, so that
+/// hand-written gradients can be compared with autograd's.
 Batch clear_batch(const ddp::Mlp& model, const Widths& widths, int64_t samples) {
+  const torch::NoGradGuard no_grad;
+  const std::vector<torch::Tensor> parameters = model->parameters();
   for (int tries = 0; tries < 300; ++tries) {
     const Batch batch = random_batch(widths, samples);
-    if (samples == 0 || is_clear_of_zero(model->parameters(), batch.input)) {
+    torch::Tensor activation = batch.input.to(torch::kFloat64);
+    bool is_clear = true;
+    for (size_t i = 0; samples > 0 && i + 2 < parameters.size(); i += 2) {
+      const torch::Tensor sums = torch::addmm(parameters[i + 1].to(torch::kFloat64), activation,
+                                              parameters[i].to(torch::kFloat64).t());
+      is_clear = is_clear && sums.abs().gt(3e-6 * sums.abs().max()).all().item<bool>();
+      activation = sums.relu();
+    }
+    if (is_clear) {
       return batch;
     }
   }
@@ -97,29 +84,19 @@ void differentiate(FusedMlp& fused, const Batch& batch) {
 }
 
 /// Loss and gradients by autograd.
-std::pair<double, std::vector<torch::Tensor>> by_autograd(const ddp::Mlp& model,
-                                                          const Batch& batch) {
-  ddp::Mlp copy = std::dynamic_pointer_cast<ddp::MlpImpl>(model->clone());
-  const torch::Tensor loss = ddp::loss(copy->forward(batch.input), batch.target, batch.weight);
-  loss.backward();
-  std::vector<torch::Tensor> gradients;
-  for (const torch::Tensor& parameter : copy->parameters()) {
-    gradients.push_back(parameter.grad());
-  }
-  return {loss.item<double>(), gradients};
+std::pair<double, std::vector<torch::Tensor>> by_autograd(ddp::Mlp model, const Batch& batch) {
+  const torch::Tensor loss = ddp::loss(model->forward(batch.input), batch.target, batch.weight);
+  return {loss.item<double>(), torch::autograd::grad({loss}, model->parameters())};
 }
 
 /// True if the model's gradients are `expected`, relative to each parameter's largest, without NaN.
-bool gradients_are(const ddp::Mlp& model, const std::vector<torch::Tensor>& expected,
-                   double relative = 3e-6) {
-  const std::vector<torch::Tensor> parameters = model->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const double bound = relative * expected[i].abs().max().item<double>() + 1e-12;
-    if (!(parameters[i].grad() - expected[i]).abs().le(bound).all().item<bool>()) {
-      return false;
-    }
-  }
-  return true;
+bool gradients_are(const ddp::Mlp& model, const std::vector<torch::Tensor>& expected) {
+  return std::ranges::equal(model->parameters(), expected,
+                            [](const torch::Tensor& parameter, const torch::Tensor& gradient) {
+                              const double bound =
+                                  3e-6 * gradient.abs().max().item<double>() + 1e-12;
+                              return torch::allclose(parameter.grad(), gradient, /*rtol=*/0, bound);
+                            });
 }
 
 int64_t minor_faults() {
@@ -128,22 +105,19 @@ int64_t minor_faults() {
   return usage.ru_minflt;
 }
 
-/// Counts calls of a StepGraph, on a CPU.
-class NotedStream : public ddp::GraphStream {
- public:
+/// Notes a letter for each call of a StepGraph, on a CPU.
+struct NotedStream : ddp::GraphStream {
+  explicit NotedStream(std::string& its_notes) : notes(its_notes) {}
   void run(c10::function_ref<void()> work) override {
-    ++runs;
+    notes += 'r';
     work();
   }
   std::function<void()> capture(c10::function_ref<void()> work) override {
-    ++captures;
+    notes += 'c';
     work();
-    return [this] { ++replays; };
+    return [this] { notes += 'p'; };  // plays it
   }
-
-  int runs = 0;
-  int captures = 0;
-  int replays = 0;
+  std::string& notes;
 };
 
 }  // namespace
@@ -164,15 +138,22 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
           is_transposed ? torch::randn({depth, rows}).t() : torch::randn({rows, depth});
       const torch::Tensor b = with_room(torch::randn({depth, columns}));
       const torch::Tensor wide = torch::full({rows, columns + 3}, 7.0);
+      const torch::Tensor c = wide.narrow(1, 0, columns);
       const torch::Tensor bias = torch::randn({rows});
-      Product product = product_of(a, b, wide.narrow(1, 0, columns));
       const bool has_bias = repetition % 3 != 0;
-      product.bias = has_bias ? bias.const_data_ptr<float>() : nullptr;
-      product.relu = repetition % 3 == 1;
       const bool is_backward = repetition % 3 == 2;
       // In the layout of c, with room.
       const torch::Tensor laid_out = torch::randn({rows * (columns + 3) + kBlock});
-      product.activations = is_backward ? laid_out.const_data_ptr<float>() : nullptr;
+      const Product product{
+          .rows = rows,
+          .columns = columns,
+          .depth = depth,
+          .a = {a.const_data_ptr<float>(), a.stride(0), a.stride(1)},
+          .b = {b.const_data_ptr<float>(), b.stride(0)},
+          .c = {c.mutable_data_ptr<float>(), c.stride(0)},
+          .bias = has_bias ? bias.const_data_ptr<float>() : nullptr,
+          .relu = repetition % 3 == 1,
+          .activations = is_backward ? laid_out.const_data_ptr<float>() : nullptr};
       const int64_t middle = rows / 2 / kTileRows * kTileRows;
       multiply(product, middle, rows);
       multiply(product, 0, middle);
@@ -189,13 +170,10 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
       if (product.relu) {
         expected = expected.relu();
       } else if (is_backward) {
-        expected = expected * laid_out.narrow(0, 0, rows * (columns + 3))
-                                  .view({rows, columns + 3})
-                                  .narrow(1, 0, columns)
-                                  .gt(0);
+        expected = expected * laid_out.as_strided(c.sizes(), c.strides()).gt(0);
       }
       INFO(rows << " x " << columns << ", depth " << depth);
-      const torch::Tensor error = (wide.narrow(1, 0, columns) - expected).abs();
+      const torch::Tensor error = (c - expected).abs();
       CHECK(error.le(bound).all().item<bool>());  // fails for NaN
       CHECK(wide.narrow(1, columns, 3).eq(7).all().item<bool>());
     }
@@ -330,16 +308,13 @@ TEST_CASE("a fused step allocates nothing and touches no new page", "[fused][all
 }
 
 TEST_CASE("a step runs three times as it is, is captured once and then repeated", "[fused]") {
-  auto stream = std::make_unique<NotedStream>();
-  const NotedStream& notes = *stream;
-  ddp::StepGraph graph(std::move(stream));
+  std::string notes;
+  ddp::StepGraph graph(std::make_unique<NotedStream>(notes));
   int calls = 0;
   for (int step = 0; step < 10; ++step) {
     graph.run([&] { ++calls; });
   }
-  CHECK(notes.runs == 3);
-  CHECK(notes.captures == 1);
-  CHECK(notes.replays == 7);
+  CHECK(notes == "rrrcppppppp");
   CHECK(calls == 4);
 }
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "common/base/files.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -15,14 +15,6 @@ namespace fs = std::filesystem;
 using ddp::test::contains;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
-using Variables = std::map<std::string, std::optional<std::string>>;
-
-/// Words of a command line, with the program's path.
-std::vector<std::string> command(const std::string& line) {
-  std::vector<std::string> argv = ddp::test::words(line);
-  argv.front() = std::string(DDP_BIN_DIR) + "/" + argv.front();
-  return argv;
-}
 
 /// Checks that a program ended with `exit_code` and one line that has all `parts`.
 void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts) {
@@ -42,26 +34,23 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   const fs::path folder = scratch.path();
   fs::create_directory(folder / "work");
   REQUIRE(mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  const Variables rank1 = {{"RANK", "1"},
-                           {"WORLD_SIZE", "2"},
-                           {"LOCAL_RANK", "0"},
-                           {"MASTER_ADDR", "no-such-host.invalid"},
-                           {"MASTER_PORT", "29500"}};
+  const std::string rank1 =
+      "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29500";
   struct BadInput {
     std::string line;
     std::vector<std::string> named;
-    Variables environment = {};
+    std::string variables = {};
     int exit_code = 2;
   };
   for (const BadInput& bad : std::vector<BadInput>{
            {"01_single_gpu 5 1 --nprocs 2", {"--nprocs", "2"}},
            {"01_single_gpu 5 1", {"world size: got 2"}, rank1},
-           {"ddp-env", {"PMI_SIZE", "RANK, WORLD_SIZE"}, {{"PMI_SIZE", "2"}}},
+           {"ddp-env", {"PMI_SIZE", "RANK, WORLD_SIZE"}, "PMI_SIZE=2"},
            {"03_ddp_spawn 5 1 --nprocs 2 --global-batch 3", {"--global-batch"}},
            {"03_ddp_spawn_fused 5 1 --graph --device cpu --nprocs 1", {"--graph", "cpu"}},
            {"03_ddp_spawn_fused 5 1 --optimizer adam --nprocs 1", {"--optimizer", "adam"}},
-           {"02_data_parallel 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
-           {"03_ddp_spawn 5 1 --devices 0 1", {"--devices"}, {{"CUDA_VISIBLE_DEVICES", ""}}},
+           {"02_data_parallel 5 1 --devices 0 1", {"--devices"}, "CUDA_VISIBLE_DEVICES="},
+           {"03_ddp_spawn 5 1 --devices 0 1", {"--devices"}, "CUDA_VISIBLE_DEVICES="},
            {"01_single_gpu 5 1 --snapshot no/such/folder/x", {"--snapshot", "no/such/folder/x"}},
            {"03_ddp_spawn 5 1 --nprocs 1 --snapshot .", {"--snapshot", "\".\""}},
            {"01_single_gpu 5 1 --snapshot ../pipe", {"--snapshot", "../pipe"}},
@@ -74,21 +63,22 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            {"01_single_gpu 5 1 --trace no/such/t", {"--trace", "no/such/t"}},
            {"01_single_gpu 5 1 --data-dir a\nb --dataset digits", {"\\x0ab"}},
            {"01_single_gpu 5 1 --dataset fashion-mnist --data-dir ../missing", {"train-images"}},
-           {"03_ddp_spawn 5 1", {"TMPDIR: got \"/no/such\"", "No such"}, {{"TMPDIR", "/no/such"}}},
-           {"collectives all_reduce", {"TMPDIR: got \"gone\""}, {{"TMPDIR", "gone"}}},
+           {"03_ddp_spawn 5 1", {"TMPDIR: got \"/no/such\"", "No such"}, "TMPDIR=/no/such"},
+           {"collectives all_reduce", {"TMPDIR: got \"gone\""}, "TMPDIR=gone"},
            {"bench_micro --suite pieces --nprocs 2",
             {"TMPDIR: got", "Not a dir"},
-            {{"TMPDIR", "/dev/null"}}},
-           {"bench --quick --stages 01_single_gpu", {"TMPDIR: got"}, {{"TMPDIR", "/no/such"}}},
+            "TMPDIR=/dev/null"},
+           {"bench --quick --stages 01_single_gpu", {"TMPDIR: got"}, "TMPDIR=/no/such"},
            {"bench --dry-run --json /dev/stdout", {"--json: got", "regular file"}},
            {"bench --dry-run --html /dev/fd/1", {"--html: got", "file"}},
            // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {
     RunOptions options;
-    options.environment = bad.environment;
+    options.environment = ddp::test::variables(bad.variables);
     options.cwd = folder / "work";
-    const RunResult result = ddp::test::run_program(command(bad.line), options);
+    const RunResult result =
+        ddp::test::run_program(ddp::test::words(DDP_BIN_DIR "/" + bad.line), options);
     INFO(bad.line);
     check_one_line(result, bad.exit_code, bad.named);
     CHECK(result.out.empty());

@@ -10,29 +10,30 @@
 
 #include "common/base/files.hpp"
 #include "common/device/hardware.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
 
+using namespace std::string_literals;
 using ddp::test::all_gone_within;
 using ddp::test::children_of;
 using ddp::test::contains;
 using ddp::test::Program;
 using ddp::test::RunOptions;
 using ddp::test::RunResult;
-using ddp::test::Variables;
 using ddp::test::words;
 
 constexpr double kGoneSeconds = 20;  // much more than needed, also on a busy machine
 
-RunOptions environment(Variables variables) {
-  // The launcher of the tests must not look like the program's launcher.
-  variables.merge(ddp::test::variables(
-      "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE SLURM_STEP_ID DDP_LAUNCHER "
-      "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE TORCHELASTIC_RUN_ID PMIX_RANK"));
+/// @param variables "A=1 B": A is set, B is not
+RunOptions environment(const std::string& variables) {
   RunOptions options;
-  options.environment = std::move(variables);
+  // The launcher of the tests must not look like the program's launcher.
+  options.environment = ddp::test::variables(
+      "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE SLURM_STEP_ID DDP_LAUNCHER OMPI_COMM_WORLD_RANK "
+      "OMPI_COMM_WORLD_SIZE TORCHELASTIC_RUN_ID PMIX_RANK " +
+      variables);
   return options;
 }
 
@@ -43,7 +44,7 @@ std::vector<std::string> command(const std::string& more = "") {
   return argv;
 }
 
-RunResult run(const Variables& variables, const std::string& more = "") {
+RunResult run(const std::string& variables, const std::string& more = "") {
   return ddp::test::run_program(command(more), environment(variables));
 }
 
@@ -75,17 +76,17 @@ std::vector<pid_t> ranks_of(Program& program, size_t ranks) {
 }  // namespace
 
 TEST_CASE("all ranks run, and what they print arrives") {
-  const RunResult result = run({}, "--nprocs 3");
+  const RunResult result = run("", "--nprocs 3");
   CHECK(result.exit_code == 0);
   CHECK(count(result.out, "of 3 done") == 3);
   CHECK(result.err.empty());
-  CHECK(count(run({}).out, "of 2 done") == 2);
-  CHECK(run({{"ALL", "print"}}, "--nprocs 1").out.size() == 30);
-  CHECK(count(run({{"ALL", "batch"}}, "--nprocs 2 --global-batch 8").out, "batch 4") == 2);
+  CHECK(count(run("").out, "of 2 done") == 2);
+  CHECK(run("ALL=print", "--nprocs 1").out.size() == 30);
+  CHECK(count(run("ALL=batch", "--nprocs 2 --global-batch 8").out, "batch 4") == 2);
 }
 
 TEST_CASE("the ranks meet at a file in a folder that is gone afterwards") {
-  const RunResult result = run({{"ALL", "meet"}}, "--nprocs 8");
+  const RunResult result = run("ALL=meet", "--nprocs 8");
   CHECK(result.exit_code == 0);
   REQUIRE(result.out.starts_with("all met at /"));
   const std::string file = result.out.substr(result.out.find('/'));
@@ -94,7 +95,7 @@ TEST_CASE("the ranks meet at a file in a folder that is gone afterwards") {
 
 TEST_CASE("how one rank ends is how the run ends, and the reason is printed once") {
   struct Case {
-    const char* rank1;
+    std::string rank1;
     int code;
     std::string line;
   };
@@ -113,17 +114,17 @@ TEST_CASE("how one rank ends is how the run ends, and the reason is printed once
                          {"silent", 1, ""},
                          {"abort", 134, parent + "was killed by signal 6 (Aborted)\n"},
                          {"exit7", 7, parent + "exited with code 7\n"}}) {
-    const RunResult result = run({{"RANK1", failure.rank1}, {"ALL", "sleep"}}, "--nprocs 3");
+    const RunResult result = run("ALL=sleep RANK1=" + failure.rank1, "--nprocs 3");
     INFO(failure.rank1);
     CHECK(result.exit_code == failure.code);
     CHECK(result.err == failure.line);
     CHECK(result.seconds < 20);
   }
-  CHECK(run({{"RANK0", "again"}, {"RANK1", "throw"}}).exit_code == 1);
+  CHECK(run("RANK0=again RANK1=throw").exit_code == 1);
 }
 
 TEST_CASE("a rank that ignores SIGTERM is killed after the first grace") {
-  Program program(command("--nprocs 2"), environment({{"RANK1", "give_up"}, {"ALL", "stubborn"}}));
+  Program program(command("--nprocs 2"), environment("RANK1=give_up ALL=stubborn"));
   ranks_of(program, 2);
   kill(program.pid(), SIGTERM);  // has a longer grace than the failure that follows
   const RunResult result = program.wait();
@@ -134,7 +135,7 @@ TEST_CASE("a rank that ignores SIGTERM is killed after the first grace") {
 
 TEST_CASE("signals are forwarded to every rank, and a second one changes nothing") {
   for (const int signal : {SIGTERM, SIGUSR1, SIGUSR2}) {
-    Program program(command("--nprocs 3"), environment({{"ALL", "stop"}}));
+    Program program(command("--nprocs 3"), environment("ALL=stop"));
     ranks_of(program, 3);
     kill(program.pid(), signal);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -145,7 +146,7 @@ TEST_CASE("signals are forwarded to every rank, and a second one changes nothing
     CHECK(count(result.out, "got signal " + std::to_string(signal) + "\n") == 3);
   }
   for (const int signal : {SIGINT, SIGHUP}) {
-    Program program(command("--nprocs 2"), environment({{"ALL", "sleep"}}));
+    Program program(command("--nprocs 2"), environment("ALL=sleep"));
     const std::vector<pid_t> ranks = ranks_of(program, 2);
     kill(program.pid(), signal);
     CHECK(all_gone_within(ranks, kGoneSeconds));
@@ -154,7 +155,7 @@ TEST_CASE("signals are forwarded to every rank, and a second one changes nothing
 }
 
 TEST_CASE("a user's signal that comes while ranks load their libraries stops them in time") {
-  Program program(words(DDP_BIN_DIR "/03_ddp_spawn 100000 100000 --nprocs 2"), environment({}));
+  Program program(words(DDP_BIN_DIR "/03_ddp_spawn 100000 100000 --nprocs 2"), environment(""));
   while (children_of(program.pid()).size() < 2) {
   }
   kill(program.pid(), GENERATE(SIGUSR1, SIGUSR2));
@@ -163,7 +164,7 @@ TEST_CASE("a user's signal that comes while ranks load their libraries stops the
 
 TEST_CASE("a SIGHUP that is ignored, as under nohup, reaches no rank") {
   const auto before = std::signal(SIGHUP, SIG_IGN);
-  Program program(command("--nprocs 2"), environment({{"ALL", "hangup"}}));
+  Program program(command("--nprocs 2"), environment("ALL=hangup"));
   std::signal(SIGHUP, before);
   ranks_of(program, 2);
   kill(program.pid(), SIGHUP);
@@ -175,13 +176,12 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
   const std::string whole = cores_of(getpid());
   const std::string core = std::to_string(std::stoi(whole));
   const auto is_free = [&whole](pid_t thread) { return cores_of(thread) == whole; };
-  for (const auto& [name, value] : {std::pair<std::string, std::string>{"OMP_PROC_BIND", "true"},
-                                    {"OMP_PLACES", "{" + core + "}"},
-                                    {"GOMP_CPU_AFFINITY", core}}) {
-    INFO(name);
+  for (const std::string& variable :
+       {"OMP_PROC_BIND=true"s, "OMP_PLACES={" + core + "}", "GOMP_CPU_AFFINITY=" + core}) {
+    INFO(variable);
     for (const std::string stage : {"/03_ddp_spawn", "/02_data_parallel"}) {
       Program program(words(DDP_BIN_DIR + stage + " 100000 1000000 --nprocs 2"),
-                      environment({{name, value}}));
+                      environment(variable));
       REQUIRE(program.wait_for_output("Epoch 1 "));
       const std::vector<pid_t> ranks = children_of(program.pid());
       CHECK(ranks.size() == (stage == "/03_ddp_spawn" ? 2 : 0));
@@ -193,8 +193,8 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
     }
   }
   for (const std::string rank : {"0", "1"}) {  // of a launcher that was itself bound
-    const RunOptions two = environment(
-        ddp::test::variables("HOW=rank WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=1 RANK=" + rank));
+    const RunOptions two =
+        environment("HOW=rank WORLD_SIZE=2 MASTER_ADDR=::1 MASTER_PORT=1 RANK=" + rank);
     std::vector<std::string> bound = words("taskset -c " + core);
     std::ranges::copy(command(), std::back_inserter(bound));
     for (const auto& argv : {command(), bound}) {
@@ -209,44 +209,42 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
 TEST_CASE("under srun SIGTERM ends a rank with an error; rank 1 looks at no file to write") {
   Program program(
       command("--snapshot no/such/x"),
-      environment(ddp::test::variables(
+      environment(
           "HOW=rank ALL=sleep SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 "
           "SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 "
-          "SLURM_STEP_TASKS_PER_NODE=2")));
+          "SLURM_STEP_TASKS_PER_NODE=2"));
   REQUIRE(program.wait_for_output("rank 1 ready"));
   kill(program.pid(), SIGTERM);
   CHECK(program.wait().exit_code == 1);
 }
 
 TEST_CASE("the ranks get the signal mask back, and SIGCHLD is not lost") {
-  CHECK(run({{"ALL", "mask"}}).exit_code == 0);
+  CHECK(run("ALL=mask").exit_code == 0);
   const auto before = std::signal(SIGCHLD, SIG_IGN);
-  Program program(command(), environment({{"RANK0", "usage"}, {"RANK1", "sleep"}}));
+  Program program(command(), environment("RANK0=usage RANK1=sleep"));
   std::signal(SIGCHLD, before);
   CHECK(program.wait().exit_code == 2);
 }
 
 TEST_CASE("a launcher that started several processes is refused by stages that start their own") {
-  Variables variables = ddp::test::variables(
-      "RANK=1 LOCAL_RANK=1 MASTER_PORT=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost");
+  const std::string variables =
+      "RANK=1 LOCAL_RANK=1 MASTER_PORT=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost "
+      "HOW=";
   for (const char* const how : {"spawn", "alone"}) {
-    variables["HOW"] = how;
-    const RunResult result = run(variables);
+    const RunResult result = run(variables + how);
     CHECK(result.exit_code == 2);
     CHECK(contains(result.err, "04_ddp_launcher"));
     CHECK(count(result.err, "\n") == 1);
     CHECK(result.out.empty());
   }
-  variables["HOW"] = "rank";
-  CHECK(run(variables).out == "rank 1 of 2 done\n");
+  CHECK(run(variables + "rank").out == "rank 1 of 2 done\n");
 }
 
 TEST_CASE("alone: the error has no rank, and torchrun's file has the error") {
   const ddp::ScratchFolder folder("ddp-error");
   const std::string path = folder.path() + "/error.json";
-  for (const char* const how : {"alone", "rank"}) {
-    const RunResult result =
-        run({{"HOW", how}, {"ALL", "throw"}, {"TORCHELASTIC_ERROR_FILE", path}});
+  for (const std::string how : {"alone", "rank"}) {
+    const RunResult result = run("ALL=throw TORCHELASTIC_ERROR_FILE=" + path + " HOW=" + how);
     CHECK(result.exit_code == 1);
     CHECK(result.err == "spawn_helper: error: the message\n");
     const nlohmann::json message = nlohmann::json::parse(std::ifstream(path)).at("message");

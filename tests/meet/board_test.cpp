@@ -4,7 +4,7 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/meet/board.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 
 using ddp::Board;
 using std::chrono::milliseconds;

@@ -11,7 +11,7 @@
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/meet/launchers.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {

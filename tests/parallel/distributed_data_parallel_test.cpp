@@ -24,7 +24,7 @@
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/optimizer.hpp"
 #include "docs/your_model/power_sgd.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
@@ -39,15 +39,6 @@ using ddp::test::on_any_ranks;
 using ddp::test::run_ranks;
 using torch::nn::Linear;
 using torch::nn::Sequential;
-
-/// Calls `make` with a seed, under a lock, because ranks are threads with the same generator.
-template <typename Make>
-auto seeded(uint64_t seed, const Make& make) {
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  torch::manual_seed(seed);
-  return make();
-}
 
 /// Runs a layer's forward again in backward, like torch.utils.checkpoint.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
@@ -159,7 +150,10 @@ struct RandomModelImpl : torch::nn::Module {
 TORCH_MODULE(RandomModel);
 
 RandomModel make_model(uint64_t seed) {
-  return seeded(seed, [&] { return RandomModel(seed); });
+  static std::mutex mutex;  // ranks are threads with the same generator
+  const std::lock_guard<std::mutex> lock(mutex);
+  torch::manual_seed(seed);
+  return RandomModel(seed);
 }
 
 /// Input that is different for every rank, micro-batch and element, so that mix-ups are noticed.
@@ -170,12 +164,10 @@ torch::Tensor input_of(int rank, int micro_batch, int64_t in_features) {
 }
 
 /// Loss of a rank's micro-batch. The used optional layers differ between ranks, too.
-/// @param forward forward of the model or of the wrapper
-template <typename Forward>
-torch::Tensor loss_of(const Forward& forward, int64_t in_features, int step, int rank,
+torch::Tensor loss_of(auto& model_or_wrap, int64_t in_features, int step, int rank,
                       int micro_batch) {
   const auto random = std::mt19937(static_cast<uint32_t>((step * 16 + rank) * 16 + micro_batch))();
-  return forward(input_of(rank, micro_batch, in_features), random).square().mean();
+  return model_or_wrap.forward(input_of(rank, micro_batch, in_features), random).square().mean();
 }
 
 /// Gradients in order, with zeros for parameters without a gradient.
@@ -193,21 +185,18 @@ torch::Tensor gradients(const torch::nn::Module& module) {
   return torch::cat(all);
 }
 
-/// True if all elements are close; false for NaN.
+/// False for NaN.
 bool close(const torch::Tensor& a, const torch::Tensor& b, double tolerance) {
-  return a.sizes() == b.sizes() && (a - b).abs().le(tolerance).all().item<bool>();
+  return torch::allclose(a, b, /*rtol=*/0, tolerance);
 }
 
 /// Runs `body` on ranks. @return the tensor of each rank
-template <typename Body>
-std::vector<torch::Tensor> of_ranks(int world_size, const std::string& backend, const Body& body) {
+std::vector<torch::Tensor> of_ranks(int world_size, const std::string& backend, const auto& body) {
   std::vector<torch::Tensor> results(static_cast<size_t>(world_size));
-  run_ranks(
-      world_size,
-      [&](ProcessGroup& group) {
-        results[static_cast<size_t>(group.rank())] = body(group).clone();
-      },
-      backend);
+  const auto on_rank = [&](ProcessGroup& group) {
+    results[static_cast<size_t>(group.rank())] = body(group).clone();
+  };
+  run_ranks(world_size, on_rank, backend);
   return results;
 }
 
@@ -256,7 +245,6 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
                  << to_none << ", no_sync " << no_sync);
 
     RandomModel alone = make_model(seed);
-    const auto forward_alone = [&](auto&&... inputs) { return alone->forward(inputs...); };
     for (const torch::Tensor& parameter : ddp::trainable_parameters(*alone)) {
       if (world_size > 1) {  // see Note [Unused parameters]
         parameter.mutable_grad() = torch::zeros_like(parameter);
@@ -265,14 +253,13 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
     const torch::Tensor expected = train(alone, /*sets_to_none=*/false, [&](int step) {
       for (int rank = 0; rank < world_size; ++rank) {
         for (int m = 0; m < micro_batches; ++m) {
-          (loss_of(forward_alone, alone->in_features, step, rank, m) / world_size).backward();
+          (loss_of(*alone, alone->in_features, step, rank, m) / world_size).backward();
         }
       }
     });
     const auto ours = of_ranks(world_size, backend, [&](ProcessGroup& group) {
       RandomModel model = make_model(seed);
       DistributedDataParallel wrap(model, group, {.buckets = {bucket_bytes, bucket_bytes}});
-      const auto forward = [&](auto&&... inputs) { return wrap.forward(inputs...); };
       return train(model, to_none, [&](int step) {
         if (loads && step == 1) {
           std::stringstream file;
@@ -281,7 +268,7 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
         }
         for (int m = 0; m < micro_batches; ++m) {
           const ddp::NoSync scope = wrap.no_sync(no_sync && m + 1 < micro_batches);
-          loss_of(forward, model->in_features, step, group.rank(), m).backward();
+          loss_of(wrap, model->in_features, step, group.rank(), m).backward();
         }
       });
     });
@@ -294,10 +281,8 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
     const auto theirs = of_ranks(world_size, backend, [&](ProcessGroup& group) {
       RandomModel model = make_model(seed);
       ddp::ReducerPeer reducer(*model, group, /*find_unused_parameters=*/true);
-      const auto forward = [&](auto&&... inputs) { return model->forward(inputs...); };
       for (int m = 0; m < micro_batches; ++m) {
-        const torch::Tensor loss =
-            loss_of(forward, model->in_features, /*step=*/0, group.rank(), m);
+        const torch::Tensor loss = loss_of(*model, model->in_features, /*step=*/0, group.rank(), m);
         if (m + 1 == micro_batches) {
           reducer.prepare_for_backward({loss});
         }
@@ -309,52 +294,27 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
   }
 }
 
-TEST_CASE("two wraps with an optimizer each share a process group: a GAN", "[ddp]") {
-  at::set_num_threads(1);
-  struct Gan {
-    Sequential generator{Linear(3, 5), torch::nn::Tanh(), Linear(5, 2)};
-    Sequential discriminator{Linear(2, 6), torch::nn::Tanh(), Linear(6, 1)};
-  };
-  /// @param ranks ranks of the batches to read @return the weights
-  const auto train = [](const Gan& gan, auto&& generator, auto&& discriminator,
-                        const std::vector<int>& ranks) {
-    torch::optim::SGD first(gan.generator->parameters(), 0.1);
-    torch::optim::SGD second(gan.discriminator->parameters(), 0.1);
-    const auto input = [](int rank, int number, int64_t features) {
-      return input_of(rank, number, features).to(torch::kFloat32);
-    };
-    for (int step = 0; step < 6; ++step) {
-      second.zero_grad();
-      for (const int rank : ranks) {
-        const torch::Tensor fake = generator.forward(input(rank, step, 3)).detach();
-        const torch::Tensor real = discriminator.forward(input(rank, 100 + step, 2));
-        const torch::Tensor judged = discriminator.forward(fake);
-        ((real - 1).square().mean() + judged.square().mean()).div(std::ssize(ranks)).backward();
-      }
-      second.step();
-      first.zero_grad();
-      for (const int rank : ranks) {  // through both models
-        const torch::Tensor fake = generator.forward(input(rank, 200 + step, 3));
-        (discriminator.forward(fake) - 1).square().mean().div(std::ssize(ranks)).backward();
-      }
-      first.step();
-    }
-    return torch::cat(
-        {ddp::parameter_vector(*gan.generator), ddp::parameter_vector(*gan.discriminator)});
-  };
-  const auto make_gan = [] { return seeded(5, [] { return Gan(); }); };
-  const Gan alone = make_gan();
-  const torch::Tensor expected =
-      train(alone, *alone.generator.ptr(), *alone.discriminator.ptr(), {0, 1, 2});
-  const std::string backend = GENERATE("gloo", "shm");
+TEST_CASE("two wraps share a process group and a backward, as in a GAN", "[ddp]") {
   const int64_t bytes = GENERATE(1, 1 << 30);
-  const auto weights = of_ranks(3, backend, [&](ProcessGroup& group) {
-    const Gan gan = make_gan();
-    DistributedDataParallel generator(gan.generator, group, {.buckets = {bytes, bytes}});
-    DistributedDataParallel discriminator(gan.discriminator, group, {.buckets = {bytes, bytes}});
-    return train(gan, generator, discriminator, {group.rank()});
+  on_any_ranks([bytes](ProcessGroup& group) {
+    DistributedDataParallel generator(Linear(1, 1), group, {.buckets = {bytes, bytes}});
+    DistributedDataParallel discriminator(Linear(1, 1), group, {.buckets = {bytes, bytes}});
+    const torch::Tensor mean_input = torch::full({1, 1}, (group.world_size() + 1) / 2.0);
+    for (int step = 0; step < 3; ++step) {
+      for (const bool generator_learns : {false, true}) {
+        generator->zero_grad();
+        discriminator->zero_grad();
+        const torch::Tensor fake = generator.forward(torch::full({1, 1}, group.rank() + 1.0));
+        discriminator.forward(generator_learns ? fake : fake.detach()).backward();
+        const torch::Tensor mean_fake = generator->forward(mean_input);
+        TORCH_CHECK(close(discriminator->weight.grad(), mean_fake, 1e-5), "got ",
+                    discriminator->weight.grad(), ", expected ", mean_fake);
+        TORCH_CHECK(generator->weight.grad().defined() == generator_learns);
+        TORCH_CHECK(!generator_learns ||
+                    close(generator->weight.grad(), discriminator->weight * mean_input, 1e-5));
+      }
+    }
   });
-  check_all(weights, expected, 1e-5);
 }
 
 TEST_CASE("a hook takes the place of each bucket's all-reduce", "[hook]") {
@@ -363,7 +323,7 @@ TEST_CASE("a hook takes the place of each bucket's all-reduce", "[hook]") {
   const size_t buckets = bytes == 1 ? 2 : 1;
   std::atomic<size_t> calls = 0;
   const auto results = of_ranks(3, backend, [&](ProcessGroup& group) {
-    Linear model = seeded(1, [] { return Linear(5, 4); });
+    Linear model(5, 4);
     DistributedDataParallel wrap(model, group, {.buckets = {bytes, bytes}});
     TORCH_CHECK(wrap.bucket_count() == buckets, wrap.bucket_count());
     size_t index = 0;
@@ -381,40 +341,31 @@ TEST_CASE("a hook takes the place of each bucket's all-reduce", "[hook]") {
     });
     for (int step = 0; step < 2; ++step) {
       model->zero_grad();
-      const torch::Tensor input = input_of(group.rank(), step, 5).to(torch::kFloat32);
-      wrap.forward(input).square().sum().backward();
+      wrap.forward(input_of(group.rank(), step, 5).to(torch::kFloat32)).sum().backward();
     }
     return gradients(*model);
   });
   CHECK(calls == 3 * 2 * buckets);
-  Linear alone = seeded(1, [] { return Linear(5, 4); });
-  alone->forward(input_of(2, 1, 5).to(torch::kFloat32)).square().sum().backward();
+  Linear alone(5, 4);
+  alone->forward(input_of(2, 1, 5).to(torch::kFloat32)).sum().backward();
   check_all(results, gradients(*alone), 0);
 }
 
 TEST_CASE("bf16_compress_hook() gives the mean to bfloat16's precision", "[hook]") {
   const std::string backend = GENERATE("gloo", "shm");
   const int world_size = GENERATE(2, 3, 4);
-  torch::Tensor exact = torch::zeros({7 * 6});
-  torch::Tensor magnitude = torch::zeros({7 * 6});
-  const auto input = [](int rank) { return input_of(rank, 0, 6).to(torch::kFloat32); };
-  for (int rank = 0; rank < world_size; ++rank) {
-    const torch::Tensor of_rank = (input(rank).sum(0) / world_size).repeat({7});
-    exact += of_rank;
-    magnitude += of_rank.abs();
-  }
-  const auto results = of_ranks(world_size, backend, [&](ProcessGroup& group) {
+  const auto results = of_ranks(world_size, backend, [](ProcessGroup& group) {
     Linear model(torch::nn::LinearOptions(6, 7).bias(false));
     DistributedDataParallel wrap(model, group);
     wrap.register_comm_hook(ddp::bf16_compress_hook);
-    wrap.forward(input(group.rank())).sum().backward();
+    wrap.forward(torch::full({1, 6}, group.rank() + 1.01)).sum().backward();
     return gradients(*model);
   });
-  // Each rank's part is rounded once, and the sum after each addition.
-  const torch::Tensor rounding = magnitude * (2 * world_size * 0x1p-8);
-  CHECK((results[0] - exact).abs().le(rounding).all().item<bool>());
+  const double mean = (world_size - 1) / 2.0 + 1.01;
+  const torch::Tensor exact = torch::full({7 * 6}, mean, torch::kFloat64);
   CHECK_FALSE(close(results[0], exact, 1e-6));
-  check_all(results, results[0], 0);
+  // Each rank's part is rounded once, and the sum after each addition.
+  check_all(results, exact, mean * 2 * world_size * 0x1p-8);
 }
 
 TEST_CASE("--bucket-mib: the first bucket has 1 MiB, or less", "[buckets]") {
@@ -425,28 +376,26 @@ TEST_CASE("--bucket-mib: the first bucket has 1 MiB, or less", "[buckets]") {
 
 TEST_CASE("a step's communication allocates nothing over shm", "[buckets][allocations]") {
   std::atomic<uint64_t> counted = 0;
-  run_ranks(
-      2,
-      [&](ProcessGroup& group) {
-        Linear model(300, 100);
-        ddp::GradientBuckets buckets(model->parameters(), group, BucketSizes{9000, 9000}, {});
-        const auto run = [&](int steps) {
-          for (int step = 0; step < steps; ++step) {
-            for (size_t bucket = 0; bucket < buckets.size(); ++bucket) {
-              buckets.start(bucket);
-            }
-            buckets.finish();
-          }
-          group.barrier();
-        };
-        run(5);
-        const uint64_t before = ddp::test::allocations();
-        run(100);
-        if (group.rank() == 0) {
-          counted = ddp::test::allocations() - before;
+  const auto on_rank = [&](ProcessGroup& group) {
+    Linear model(300, 100);
+    ddp::GradientBuckets buckets(model->parameters(), group, BucketSizes{9000, 9000}, {});
+    const auto run = [&](int steps) {
+      for (int step = 0; step < steps; ++step) {
+        for (size_t bucket = 0; bucket < buckets.size(); ++bucket) {
+          buckets.start(bucket);
         }
-      },
-      "shm");
+        buckets.finish();
+      }
+      group.barrier();
+    };
+    run(5);
+    const uint64_t before = ddp::test::allocations();
+    run(100);
+    if (group.rank() == 0) {
+      counted = ddp::test::allocations() - before;
+    }
+  };
+  run_ranks(2, on_rank, "shm");
   CHECK(counted < 50);  // in 100 steps: only the barrier allocates
 }
 
@@ -465,46 +414,42 @@ TEST_CASE("a different model or option on one rank is refused by name, before an
       model.register_parameter(name, tied ? model.weight : torch::ones({2, 3}));
     });
   };
-  const torch::Tensor columns = torch::ones({3, 2}).t();
   struct Case {
-    Linear first;  // model of rank 0
-    Linear second;
     const char* says;
-    ddp::DistributedDataParallelOptions options = {};  // options of rank 1
+    Linear of_rank_1 = Linear(3, 2);
+    Linear of_rank_0 = Linear(3, 2);
+    ddp::DistributedDataParallelOptions options = {};  // of rank 1
   };
   const std::vector<Case> cases = {
-      {Linear(3, 2), Linear(2, 3), R"("weight [3, 2] float", rank 0 has "weight [2, 3] float")"},
-      {Linear(3, 2), changed([](auto& model) { model.to(torch::kFloat64); }),
-       R"("weight [2, 3] double", rank 0 has "weight [2, 3] float")"},
-      {Linear(3, 2), Linear(torch::nn::LinearOptions(3, 2).bias(false)),
-       R"("", rank 0 has "bias [2] float")"},
-      {with_name("b", false), with_name("a", false),
-       R"("a [2, 3] float", rank 0 has "b [2, 3] float")"},
-      {with_name("a", true), with_name("a", false),
-       R"("a [2, 3] float", rank 0 has "a [2, 3] float tied to weight")"},
-      {Linear(3, 2), changed([](auto& model) { model.weight.set_requires_grad(false); }),
-       R"("weight [2, 3] float frozen", rank 0 has "weight [2, 3] float")"},
-      {Linear(3, 2), changed([&](auto& model) { model.weight.set_data(columns); }),
-       R"("weight [2, 3] float strides [1, 2]", rank 0 has "weight [2, 3] float")"},
-      {with_buffer(torch::ones({4})), with_buffer(torch::ones({4}, torch::kLong)),
-       R"("mean [4] long int buffer", rank 0 has "mean [4] float buffer")"},
-      {Linear(3, 2),
-       Linear(3, 2),
-       R"("bucket bytes 1048576 and 7", rank 0 has "bucket bytes 1048576 and 26214400")",
-       {.buckets = {.bytes = 7}}},
-      {Linear(3, 2),
-       Linear(3, 2),
-       R"("broadcast_buffers 0", rank 0 has "broadcast_buffers 1")",
-       {.broadcast_buffers = false}}};
-  for (const auto& [first, second, says, options] : cases) {
+      {R"("weight [3, 2] float", rank 0 has "weight [2, 3] float")", Linear(2, 3)},
+      {R"("weight [2, 3] double", rank 0 has "weight [2, 3] float")",
+       changed([](auto& model) { model.to(torch::kFloat64); })},
+      {R"("", rank 0 has "bias [2] float")", Linear(torch::nn::LinearOptions(3, 2).bias(false))},
+      {R"("a [2, 3] float", rank 0 has "b [2, 3] float")", with_name("a", false),
+       with_name("b", false)},
+      {R"("a [2, 3] float", rank 0 has "a [2, 3] float tied to weight")", with_name("a", false),
+       with_name("a", true)},
+      {R"("weight [2, 3] float frozen", rank 0 has "weight [2, 3] float")",
+       changed([](auto& model) { model.weight.set_requires_grad(false); })},
+      {R"("weight [2, 3] float strides [1, 2]", rank 0 has "weight [2, 3] float")",
+       changed([](auto& model) {
+         model.weight.set_data(torch::ones({3, 2}).t());
+       })},
+      {R"("mean [4] long int buffer", rank 0 has "mean [4] float buffer")",
+       with_buffer(torch::ones({4}, torch::kLong)), with_buffer(torch::ones({4}))},
+      {.says = R"("bucket bytes 1048576 and 7", rank 0 has "bucket bytes 1048576 and 26214400")",
+       .options = {.buckets = {.bytes = 7}}},
+      {.says = R"("broadcast_buffers 0", rank 0 has "broadcast_buffers 1")",
+       .options = {.broadcast_buffers = false}}};
+  for (const Case& one : cases) {
     std::vector<std::string> messages(2);
-    run_ranks(2, [&, first = first, second = second, options = options](ProcessGroup& group) {
+    run_ranks(2, [&](ProcessGroup& group) {
       messages[static_cast<size_t>(group.rank())] = message_of<ddp::UsageError>([&] {
-        group.rank() == 0 ? DistributedDataParallel(first, group)
-                          : DistributedDataParallel(second, group, options);
+        group.rank() == 0 ? DistributedDataParallel(one.of_rank_0, group)
+                          : DistributedDataParallel(one.of_rank_1, group, one.options);
       });
     });
-    const std::string expected = fmt::format("model: rank 1 has {}, expected the same", says);
+    const std::string expected = fmt::format("model: rank 1 has {}, expected the same", one.says);
     CHECK(messages == std::vector<std::string>{expected, expected});
   }
 }
@@ -554,15 +499,40 @@ struct MeanHook {
 
 }  // namespace
 
-TEST_CASE("a mean of float16 gradients is finite where their sum is not", "[models]") {
+TEST_CASE(
+    "the mean of float16, where the sum is infinite, of sparse and of channels_last gradients",
+    "[models]") {
   on_any_ranks([](ProcessGroup& group) {
-    Linear model = one_weight();
-    model->to(torch::kHalf);
-    DistributedDataParallel wrap(model, group);
-    wrap.forward(torch::full({1, 1}, 40000.0 - 4000 * group.rank(), torch::kHalf)).backward();
-    const double expected = 40000.0 - 2000 * (group.world_size() - 1);
-    const double mean = model->weight.grad().item<double>();
-    TORCH_CHECK(std::abs(mean - expected) <= 64, "Expected ", expected, ", got ", mean);
+    const int world_size = group.world_size();
+    const auto expect_mean = [&](auto model, double rtol, const auto& input_of_rank) {
+      DistributedDataParallel wrap(model, group);
+      const torch::Tensor weight = model->weight;
+      torch::Tensor mean = torch::zeros_like(weight, torch::kFloat64);
+      for (int rank = 0; rank < world_size; ++rank) {
+        const torch::Tensor loss = model->forward(input_of_rank(rank)).sum();
+        const torch::Tensor gradient = torch::autograd::grad({loss}, {weight})[0].to_dense();
+        mean += gradient.to(torch::kFloat64) / world_size;
+      }
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        wrap.forward(input_of_rank(group.rank())).sum().backward();
+        const torch::Tensor got = weight.grad().to_dense();  // a single rank's stays sparse
+        TORCH_CHECK(torch::allclose(got.to(torch::kFloat64), mean, rtol), "got ", got);
+        TORCH_CHECK(got.is_contiguous(weight.suggest_memory_format()), "got ", got.strides());
+      }
+    };
+    Linear half = one_weight();
+    half->to(torch::kHalf);
+    expect_mean(half, 2e-3, [](int rank) {
+      return torch::full({1, 1}, 40000.0 - 4000 * rank, torch::kHalf);
+    });
+    torch::nn::Embedding sparse(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    expect_mean(sparse, 1e-5, [](int rank) { return torch::tensor({rank, 1, 1}, torch::kLong); });
+    torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 3, 2));
+    conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    expect_mean(conv, 1e-5, [](int rank) {
+      return torch::arange(100.0).view({1, 4, 5, 5}) * (rank + 1);
+    });
   });
 }
 
@@ -572,23 +542,21 @@ TEST_CASE("a layer that is frozen in mid-training stays where it is, is loaded, 
     Sequential model(Linear(3, 4), torch::nn::Tanh(), Linear(4, 2));
     const auto first = model[0]->parameters();
     DistributedDataParallel wrap(model, group);
-    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    torch::optim::AdamW adamw(model->parameters(), torch::optim::AdamWOptions(0.1));
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
     const auto step = [&](bool frozen) {
       for (const torch::Tensor& parameter : first) {
         parameter.set_requires_grad(!frozen);
       }
       model->to(torch::kFloat64);  // as torch::load: new accumulators
       model->to(torch::kFloat32);
-      sgd.zero_grad();
+      optimizer.zero_grad();
       wrap.forward(input_of(group.rank(), 0, 3).to(torch::kFloat32)).square().sum().backward();
       TORCH_CHECK(first[0].grad().defined() != frozen);
       for (const torch::Tensor& parameter : ddp::trainable_parameters(*model)) {
         const torch::Tensor means = group.all_gather(parameter.grad());
         TORCH_CHECK(means.eq(means[0]).all().item<bool>(), "got ", means);
       }
-      sgd.step();
-      adamw.step();
+      optimizer.step();
       return ddp::parameter_vector(*model);
     };
     const torch::Tensor before = step(false);
@@ -601,48 +569,6 @@ TEST_CASE("a layer that is frozen in mid-training stays where it is, is loaded, 
     const torch::Tensor gradient = kept.clone();
     wrap.forward(torch::ones({4, 3})).square().sum().backward();
     TORCH_CHECK(torch::allclose(kept, gradient), "a gradient that is there stays as it is");
-  });
-}
-
-TEST_CASE("an embedding with sparse gradients learns as with dense ones", "[models]") {
-  on_any_ranks([](ProcessGroup& group) {
-    const auto train = [&](bool sparse) {
-      torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(sparse));
-      torch::nn::init::ones_(model->weight);
-      DistributedDataParallel wrap(model, group);
-      torch::optim::SGD optimizer(model->parameters(), 0.1);
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        const torch::Tensor rows = torch::tensor({group.rank(), 1, 1}, torch::kLong);
-        wrap.forward(rows).square().sum().backward();
-        optimizer.step();
-      }
-      return ddp::parameter_vector(*model);
-    };
-    TORCH_CHECK(close(train(true), train(false), 1e-6), "Expected the weights of dense gradients");
-  });
-}
-
-TEST_CASE("channels_last weights and gradients stay so", "[models]") {
-  on_any_ranks([](ProcessGroup& group) {
-    torch::nn::Conv2d model(torch::nn::Conv2dOptions(4, 3, 2));
-    const auto gradient = [&](const auto& forward) {
-      model->zero_grad();
-      forward(torch::full({1, 4, 5, 5}, group.rank() + 1.0)).square().sum().backward();
-      return model->weight.grad().clone();
-    };
-    model->weight.set_data(model->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
-    torch::nn::init::constant_(model->weight, 0.5);
-    torch::nn::init::constant_(model->bias, 0.25);
-    torch::Tensor mean =
-        gradient([&](const auto& input) { return model->forward(input); }) / group.world_size();
-    group.all_reduce(mean);
-    DistributedDataParallel wrap(model, group);
-    const torch::Tensor averaged = gradient([&](const auto& input) { return wrap.forward(input); });
-    for (const torch::Tensor& tensor : {model->weight, model->weight.grad()}) {
-      TORCH_CHECK(tensor.is_contiguous(at::MemoryFormat::ChannelsLast), tensor.strides());
-    }
-    TORCH_CHECK(torch::allclose(averaged, mean), "Expected the mean, got ", averaged);
   });
 }
 
@@ -697,6 +623,18 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
       return message_of<ddp::UsageError>(
           [&] { DistributedDataParallel(Linear(2, 1), group, {.ignored = names}); });
     };
+    enum Role { kTrained, kFrozen, kBuffer };
+    const auto with_new = [&](Role role, const torch::Tensor& tensor) {
+      return message_of([&] {
+        Linear model(2, 1);
+        role == kBuffer ? model->register_buffer("new", tensor)
+                        : model->register_parameter("new", tensor, role == kTrained);
+        DistributedDataParallel wrap(model, group);
+        wrap.forward(torch::ones({1, 2})).sum().backward();
+      });
+    };
+    const torch::Tensor ones = torch::ones({3, 3});
+    const torch::Tensor float8 = ones.to(torch::kFloat8_e4m3fn);
     const std::vector<std::pair<std::string, std::string>> refusals = {
         {"parameter weight was moved to another device, type or",
          forward_after([](auto& model) { model.to(torch::kFloat64); })},
@@ -731,33 +669,19 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
            DistributedDataParallel wrap(Linear(2, 1), group);
            const torch::Tensor loss = wrap.forward(torch::ones({1, 2})).square().sum();
            loss.backward({}, {}, /*create_graph=*/true);
-         })}};
+         })},
+        {"parameter new is a CPUFloat8_e4m3fnType, expected a dense", with_new(kTrained, float8)},
+        {"", with_new(kFrozen, float8)},
+        {"parameter new is a SparseCPUFloatType, expected", with_new(kTrained, ones.to_sparse())},
+        {"parameter new is a SparseCsrCPUFloatType, expe", with_new(kFrozen, ones.to_sparse_csr())},
+        {"", with_new(kTrained, ones.to(torch::kComplexFloat).conj())},
+        {"buffer new is a SparseCPULongType, expected",
+         with_new(kBuffer, ones.to(torch::kLong).to_sparse())},
+        {"buffer new is a QuantizedCPUQInt8Type, expected",
+         with_new(kBuffer, at::quantize_per_tensor(ones, 0.1, 0, at::kQInt8))},
+        {"buffer new is on meta, expected the process", with_new(kBuffer, ones.to(torch::kMeta))},
+        {"", with_new(kBuffer, ones.to(torch::kBool))}};
     for (const auto& [begin, message] : refusals) {
-      TORCH_CHECK(message.starts_with(begin) && message.empty() == begin.empty(), message);
-    }
-    const torch::Tensor ones = torch::ones({3, 3});
-    const torch::Tensor float8 = ones.to(torch::kFloat8_e4m3fn);
-    enum Role { kTrained, kFrozen, kBuffer };
-    for (const auto& [begin, tensor, role] :
-         std::vector<std::tuple<std::string, torch::Tensor, Role>>{
-             {"parameter new is a CPUFloat8_e4m3fnType, expected a dense", float8, kTrained},
-             {"parameter new is a SparseCPUFloatType, expected", ones.to_sparse(), kTrained},
-             {"parameter new is a SparseCsrCPUFloatType, expe", ones.to_sparse_csr(), kFrozen},
-             {"buffer new is a SparseCPULongType, expected", ones.to(torch::kLong).to_sparse(),
-              kBuffer},
-             {"buffer new is a QuantizedCPUQInt8Type, expected",
-              at::quantize_per_tensor(ones, 0.1, 0, at::kQInt8), kBuffer},
-             {"buffer new is on meta, expected the process", ones.to(torch::kMeta), kBuffer},
-             {"", float8, kFrozen},
-             {"", ones.to(torch::kComplexFloat).conj(), kTrained},
-             {"", ones.to(torch::kBool), kBuffer}}) {
-      Linear model(2, 1);
-      role == kBuffer ? model->register_buffer("new", tensor)
-                      : model->register_parameter("new", tensor, role == kTrained);
-      const std::string message = message_of([&, &learns = model] {
-        DistributedDataParallel wrap(learns, group);
-        wrap.forward(torch::ones({1, 2})).sum().backward();
-      });
       TORCH_CHECK(message.starts_with(begin) && message.empty() == begin.empty(), message);
     }
   });
@@ -936,27 +860,28 @@ TEST_CASE("a forward and a backward within a backward: each parameter once", "[m
 }
 
 TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "[buckets]") {
-  const std::string backend = GENERATE("gloo", "shm");
-  const auto results = of_ranks(2, backend, [&](ProcessGroup& group) {
+  const auto on_rank = [](ProcessGroup& group) {
     // The order of registration differs from the order of use, which differs between ranks.
     std::vector<Linear> layers = {Linear(torch::nn::LinearOptions(2, 2).bias(false)), Linear(2, 2),
                                   Linear(2, 2), Linear(2, 2)};
     Sequential model(layers[0], layers[1], layers[2], layers[3]);
     DistributedDataParallel wrap(model, group, {.buckets = {1, 1}});
     const std::vector<torch::Tensor> parameters = model->parameters();
-    TORCH_CHECK(wrap.bucket_count() == 7 && parameters.size() == 7, "one each");
-
-    std::vector<torch::Tensor> seen;
+    std::vector<int64_t> order;
     torch::Tensor gradient;
-    wrap.register_comm_hook([&](const ProcessGroup&, const torch::Tensor& bucket) {
-      seen.push_back(bucket);
+    wrap.register_comm_hook([&](const ProcessGroup&, const ddp::GradBucket& bucket) {
+      const torch::Tensor& own = bucket.parameters.at(0);
+      const auto at = std::ranges::find_if(parameters, [&](auto& p) { return p.is_same(own); });
+      order.push_back(at - parameters.begin());
+      const torch::Tensor gap = bucket.buffer.slice(0, own.numel());
+      TORCH_CHECK(gap.eq(0).all().item<bool>(), "values behind the gradient: ", bucket.buffer);
       gradient = parameters[6].grad();
       return [] {};
     });
     const std::vector<size_t> used =
         group.rank() == 0 ? std::vector<size_t>{2, 0, 3} : std::vector<size_t>{0, 3, 2};
     for (int step = 0; step < 2; ++step) {
-      seen.clear();
+      order.clear();
       model->zero_grad();
       torch::Tensor activation = torch::ones({1, 2});
       for (const size_t layer : used) {
@@ -965,117 +890,83 @@ TEST_CASE("buckets are rebuilt in the order in which rank 0's gradients came", "
       activation.sum().backward();
     }
     TORCH_CHECK(gradient.is_same(parameters[6].grad()), "stays if the order stays");
-    std::vector<int64_t> order;
-    for (const torch::Tensor& bucket : seen) {
-      for (size_t i = 0; i < 7; ++i) {
-        if (bucket.data_ptr() == parameters[i].grad().data_ptr()) {
-          order.push_back(static_cast<int64_t>(i));
-          const torch::Tensor gap = bucket.slice(0, parameters[i].numel());
-          TORCH_CHECK(gap.eq(0).all().item<bool>(), "values behind the gradient: ", bucket);
-        }
-      }
-    }
-    return torch::tensor(order, torch::kInt64);
-  });
-  // Layers 3, 0, 2, each bias first; unused parameters last.
-  check_all(results, torch::tensor({6, 5, 0, 4, 3, 2, 1}, torch::kInt64), 0);
+    // Layers 3, 0, 2, each bias first; unused parameters last.
+    TORCH_CHECK(order == std::vector<int64_t>({6, 5, 0, 4, 3, 2, 1}), order);
+  };
+  run_ranks(2, on_rank, GENERATE("gloo", "shm"));
 }
 
-TEST_CASE("SyncBatchNorm of equal batches is BatchNorm with any option, in training and not",
+TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, with any option, forward and backward",
           "[models]") {
-  const auto plain = torch::nn::BatchNormOptions(2);
-  for (const auto& options : {plain, torch::nn::BatchNormOptions(2).affine(false),
-                              torch::nn::BatchNormOptions(2).eps(0.5),
-                              torch::nn::BatchNormOptions(2).track_running_stats(false)}) {
-    on_any_ranks([&](ProcessGroup& group) {
-      ddp::SyncBatchNorm model(options, &group);
-      torch::nn::BatchNorm1d alone(options);
-      const torch::Tensor input = input_of(0, 0, 2).to(torch::kFloat32) * 3 + 1;
-      const auto results_of = [&input](auto& module, bool trains) {
-        module->train(trains);
-        const torch::Tensor leaf = input.detach().clone().requires_grad_();
-        const torch::Tensor output = module->forward(leaf);
-        return torch::cat({output, torch::autograd::grad({output.pow(3).sum()}, {leaf})[0]});
-      };
-      for (const bool trains : {true, false}) {
-        const torch::Tensor got = results_of(model, trains);
-        TORCH_CHECK(torch::allclose(got, results_of(alone, trains), 1e-4, 1e-4), got);
-        for (size_t i = 0; i < alone->buffers().size(); ++i) {
-          model->buffers()[i].copy_(alone->buffers()[i]);  // other batch sizes, other variances
-        }
-      }
-      TORCH_CHECK(contains(message_of([&] { model->forward(torch::ones({2})); }), "got [2]"));
-    });
-  }
-}
-
-TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, forward and backward", "[models]") {
   /// Images; ranks have 3, 4, 5, ... of them. The mean is far from zero.
   const auto rows_of = [](int rank, int step) {
     at::Generator generator =
         at::detail::createCPUGenerator(static_cast<uint64_t>(100 * step + rank));
     return torch::randn({3 + rank, 2, 3, 2}, generator, torch::kFloat64) * (rank + 1) + 1000;
   };
-  /// Makes two steps. @return the last output and input gradient, and the first rows in eval mode
-  const auto train = [](auto& model, auto&& forward, const torch::Tensor& first,
-                        const torch::Tensor& second, double share) {
-    torch::optim::SGD optimizer(model->parameters(), 0.1);
-    torch::Tensor input;
-    torch::Tensor output;
-    for (const torch::Tensor& rows : {first, second}) {
-      input = rows.detach().clone().requires_grad_();
-      output = forward.forward(input);
-      optimizer.zero_grad();
-      // A gradient penalty, which needs second derivatives.
-      const torch::Tensor slope = torch::autograd::grad(
-          {output.pow(3).sum()}, {input}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
-      ((output - 0.5).pow(3).sum() + 0.1 * slope.square().sum()).mul(share).backward();
-      optimizer.step();
-    }
-    model->eval();
-    return std::vector<torch::Tensor>{output, input.grad() / share, forward.forward(first)};
+  /// Makes a step. @return the output and the gradient of the input
+  const auto step = [](auto& model, const torch::Tensor& rows) {
+    const torch::Tensor input = rows.detach().clone().requires_grad_();
+    const torch::Tensor output = model->forward(input);
+    // A gradient penalty, which needs second derivatives.
+    const torch::Tensor slope = torch::autograd::grad(
+        {output.pow(3).sum()}, {input}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    ((output - 0.5).pow(3).sum() + 0.1 * slope.square().sum()).backward();
+    return torch::stack({output, input.grad()});
   };
-  const auto momentum = GENERATE(std::optional<double>(), std::optional<double>(0.3));
-  const auto options = torch::nn::BatchNormOptions(2).momentum(momentum);
+  const auto expect = [](const char* what, const torch::Tensor& got, const torch::Tensor& wanted) {
+    TORCH_CHECK(torch::allclose(got, wanted, 1e-7, 1e-7), what, ": got ", got, ", not ", wanted);
+  };
+  using Options = torch::nn::BatchNormOptions;
+  const auto options = GENERATE(Options(2), Options(2).momentum(0.3),
+                                Options(2).momentum(std::nullopt), Options(2).affine(false),
+                                Options(2).eps(0.5), Options(2).track_running_stats(false));
   on_any_ranks([&](ProcessGroup& group) {
-    const int ranks = group.world_size();
-    const auto own = [&](int step) { return rows_of(group.rank(), step); };
-    const auto whole = [&](int step) {
-      std::vector<torch::Tensor> all;
-      for (int rank = 0; rank < ranks; ++rank) {
-        all.push_back(rows_of(rank, step));
-      }
-      return torch::cat(all);
-    };
+    const int rank = group.rank();
     ddp::SyncBatchNorm model(options, &group);
+    torch::nn::BatchNorm2d alone(options);
     model->to(torch::kFloat64);
-    const torch::Tensor empty = own(0).narrow(0, 0, 0).requires_grad_();
+    alone->to(torch::kFloat64);
+    for (const auto& parameters : {model->parameters(), alone->parameters()}) {
+      for (const torch::Tensor& parameter : parameters) {
+        parameter.detach().mul_(0.5).add_(0.25);  // else weights are 1 and biases 0
+      }
+    }
+    std::optional<DistributedDataParallel<ddp::SyncBatchNorm>> wrap;
+    if (options.affine()) {  // else there are no gradients to average
+      wrap.emplace(model, group);
+    }
+    const torch::Tensor empty = rows_of(0, 0).narrow(0, 0, 0).requires_grad_();
     const torch::Tensor output = model->forward(empty);  // no rank has a sample: nothing changes
     output.sum().backward();
     TORCH_CHECK(output.sizes() == empty.sizes() && empty.grad().numel() == 0);
-    // The wrapper divides by the number of ranks.
-    const auto results = train(model, DistributedDataParallel(model, group), own(0), own(1), ranks);
-    torch::nn::BatchNorm2d alone(options);
-    alone->to(torch::kFloat64);
-    const auto expected = train(alone, *alone, whole(0), whole(1), 1);
-    const int64_t begin = (5 + group.rank()) * group.rank() / 2;  // 3 + 4 + ...
-    for (size_t i = 0; i < results.size(); ++i) {
-      const torch::Tensor slice = expected[i].narrow(0, begin, 3 + group.rank());
-      TORCH_CHECK(torch::allclose(results[i], slice, 1e-7, 1e-7), "result ", i, ": got ",
-                  results[i], ", expected ", slice);
+    for (const int number : {0, 1}) {
+      std::vector<torch::Tensor> all;
+      for (int r = 0; r < group.world_size(); ++r) {
+        all.push_back(rows_of(r, number));
+      }
+      const torch::Tensor whole = step(alone, torch::cat(all));
+      const int64_t begin = (5 + rank) * rank / 2;  // 3 + 4 + ...
+      expect("output and gradient", step(model, rows_of(rank, number)),
+             whole.narrow(1, begin, 3 + rank));
+    }
+    for (size_t i = 0; i < alone->parameters().size(); ++i) {
+      const torch::Tensor sum = model->parameters()[i].grad() * group.world_size();
+      expect("gradient of a weight", sum, alone->parameters()[i].grad());
     }
     for (size_t i = 0; i < alone->buffers().size(); ++i) {
       TORCH_CHECK(torch::allclose(model->buffers()[i], alone->buffers()[i]), "buffer ", i);
     }
-    const torch::Tensor weights = ddp::parameter_vector(*alone);
-    TORCH_CHECK(torch::allclose(ddp::parameter_vector(*model), weights, 1e-7, 1e-7),
-                "weights: got ", ddp::parameter_vector(*model), ", expected ", weights);
+    model->eval();
+    alone->eval();
+    expect("evaluation", model->forward(rows_of(0, 0)), alone->forward(rows_of(0, 0)));
     model->train();
     model->to(torch::kBFloat16);
-    TORCH_CHECK(model->forward(own(0).to(torch::kBFloat16)).dtype() == torch::kBFloat16);
+    TORCH_CHECK(model->forward(rows_of(rank, 0).to(torch::kBFloat16)).dtype() == torch::kBFloat16);
     for (const auto& [says, input] :
-         {std::pair("Expected an input of (batch, 2, ...), got [2, 3]", torch::ones({2, 3})),
-          {"got one", torch::ones({group.rank() == 0, 2})}}) {
+         {std::pair("Expected an input of (batch, 2, ...), got [2]", torch::ones({2})),
+          {"Expected an input of (batch, 2, ...), got [2, 3]", torch::ones({2, 3})},
+          {"got one", torch::ones({rank == 0, 2})}}) {
       const torch::Tensor bad = input;
       TORCH_CHECK(contains(message_of([&] { model->forward(bad); }), says));
     }

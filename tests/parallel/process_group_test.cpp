@@ -19,11 +19,12 @@
 #include "common/meet/address.hpp"
 #include "common/meet/board.hpp"
 #include "common/meet/store.hpp"
+#include "common/parallel/accelerator.hpp"
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
 #include "common/training/snapshot.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/differing_options.hpp"
 #include "tests/support/ranks_by_hand.hpp"
 #include "tests/support/threads_as_ranks.hpp"
@@ -38,13 +39,13 @@ using ddp::test::on_any_ranks;
 using ddp::test::run_ranks;
 using Kind = ddp::StoreLocation::Kind;
 
-Options plain() {
+Options plain(double timeout_seconds = 30) {
   Options options;
   options.program = "process_group_test";
   options.total_epochs = options.save_every = 2;
   options.learning_rate = 0.1;
   options.backend = "gloo";
-  options.timeout_seconds = 30;
+  options.timeout_seconds = timeout_seconds;
   return options;
 }
 
@@ -91,11 +92,12 @@ std::vector<std::string> meet(const std::vector<Options>& options,
 
 /// Runs `body(case, group, failed)` on ranks, each case over each backend, all at once because they
 /// wait. `failed` counts the ranks of this run that have thrown.
-/// @param check called with each case and what meet() returned
+/// @param ranks their number @param check called with each case and what meet() returned
 template <typename Case, typename Body, typename Check>
 void meet_at_once(const std::vector<Case>& cases, const std::vector<std::string>& backends,
-                  Options options, size_t ranks, const Body& body, const Check& check) {
+                  double timeout_seconds, size_t ranks, const Body& body, const Check& check) {
   std::vector<std::pair<const Case*, std::future<std::vector<std::string>>>> runs;
+  Options options = plain(timeout_seconds);
   for (const std::string& backend : backends) {
     options.backend = backend;
     for (const Case& one : cases) {
@@ -132,6 +134,11 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
   std::vector<Difference> differences = {{"device cpu", plain(), plain()}, {"", plain(), plain()}};
   differences.back().usual.dataset = "here/data.safetensors";
   differences.back().other.dataset = "there/data.safetensors";
+  differences.push_back({"--global-batch 48", plain(), plain()});
+  auto& [name, usual_batch, other_batch] = differences.back();  // beside --batch-size auto, too
+  usual_batch.find_batch = other_batch.find_batch = true;
+  usual_batch.global_batch = 3 * usual_batch.batch_size;
+  other_batch.global_batch = 3 * (other_batch.batch_size = 16);
   using Change = std::pair<std::string, std::function<void(Options&)>>;
   for (const auto& [named, change] :
        {Change{"program other", [](Options& o) { o.program = "other"; }},
@@ -173,15 +180,7 @@ TEST_CASE("ranks may have networks of their own", "[settings]") {
   CHECK(std::signal(SIGPIPE, SIG_DFL) == SIG_IGN);
 }
 
-TEST_CASE("a given --global-batch is compared beside --batch-size auto too, and the world size",
-          "[settings]") {
-  std::vector<Options> options(2, plain());
-  options[0].find_batch = options[1].find_batch = true;
-  options[0].global_batch = 2 * (options[0].batch_size = 48);
-  options[1].global_batch = 2 * (options[1].batch_size = 24);
-  for (const std::string& message : meet(options, [](const auto&) {})) {
-    CHECK(contains(message, R"(rank 1 has "--global-batch 48", rank 0 has "--global-batch 96")"));
-  }
+TEST_CASE("the world size is compared", "[settings]") {
   const ddp::ScratchFolder folder("ddp-process-group");
   const ddp::StoreLocation store{
       .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
@@ -232,8 +231,6 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
       {0, Kind::kAgentTcp, "within 8 s rank 0 did not tell the other ranks about model"},
       {0, Kind::kTcp, "the store went away during the comparison of model"},
       {0, Kind::kTcp, "the store went away during destroy_process_group", false}};
-  Options options = plain();
-  options.timeout_seconds = 8;
   const auto body = [](const Case& one, const ProcessGroup& group, const auto&) {
     group.barrier();  // until then ranks read one another's addresses in the store
     if (group.rank() == one.lost) {
@@ -243,7 +240,7 @@ TEST_CASE("a rank that ends before its text was compared is named by all others"
       group.board().same("model", "the same");
     }
   };
-  meet_at_once(cases, {"gloo"}, options, 4, body, [](const Case& one, const auto& messages) {
+  meet_at_once(cases, {"gloo"}, 8, 4, body, [](const Case& one, const auto& messages) {
     for (int rank = 0; rank < 4; ++rank) {
       const std::string& message = messages[static_cast<size_t>(rank)];
       INFO(message);
@@ -262,10 +259,10 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
   const std::string work = "2 1 --timeout 3";
   const std::vector<Case> cases = {
       {{work}, Case::kFree, 75, "within 3 s rendezvous lacks rank 1 of world size 2"},
-      {{work}, Case::kSilent, 75, "cannot listen on port PORT"},
-      {{"", work}, Case::kFree, 75, "no store at 127.0.0.1:PORT within 3 s, expected"},
+      {{work}, Case::kSilent, 75, "cannot listen on port {}"},
+      {{"", work}, Case::kFree, 75, "no store at 127.0.0.1:{} within 3 s, expected"},
       {{"", work}, Case::kSilent, 75, "another program may have the port"},
-      {{"", work}, Case::kAgent, 75, "nobody serves the store at 127.0.0.1:PORT"},
+      {{"", work}, Case::kAgent, 75, "nobody serves the store at 127.0.0.1:{}"},
       {{work, work + " --seed 7"}, Case::kFree, 2, "rank 1 has \"--seed 7\", rank 0 has \"--seed"},
       {{work + " --interface nope"}, Case::kFree, 2, "nope"},
   };
@@ -280,10 +277,7 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
                     one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
       }
     }
-    std::string says = one.says;
-    if (const size_t at = says.find("PORT"); at != std::string::npos) {
-      says.replace(at, 4, ranks.port.number());
-    }
+    const std::string says = fmt::format(fmt::runtime(one.says), ranks.port.number());
     for (const auto& program : ranks.started) {
       const ddp::test::RunResult result = program->wait();
       INFO(says << "\n" << result.err);
@@ -311,31 +305,20 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
           "[rendezvous][stage]") {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
-  const std::string own = std::string("MASTER_ADDR=") + host.data() + " ";
-  for (const std::string& launcher :
-       {std::string("MASTER_ADDR=localhost"), std::string("MASTER_ADDR=::1"),
-        own + "LOCAL_WORLD_SIZE=2",
-        own + "RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=# "
-              "OMPI_COMM_WORLD_LOCAL_RANK=#",
-        own + "RANK SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=# SLURM_LOCALID=# SLURM_NODEID=0 "
-              "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2"}) {
+  for (const std::string& address : {std::string("localhost"), std::string("::1"),
+                                     host.data() + std::string(" LOCAL_WORLD_SIZE=2")}) {
     ddp::test::RanksByHand ranks;
-    const auto start = [&](char rank) {
-      std::string variables = launcher;
-      std::ranges::replace(variables, '#', rank);
-      ranks.start(rank - '0', kStage + "2 1 --quiet", variables);
-    };
-    start('0');
+    ranks.start(0, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     std::vector<std::string> listening;
     for (int look = 0; listening.empty() && look < 3000; ++look) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       listening = ddp::test::listening_at(std::stoi(ranks.port.number()));
     }
     CHECK(listening == std::vector<std::string>{"0100007F"});
-    start('1');
+    ranks.start(1, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     for (const auto& rank : ranks.started) {
       const ddp::test::RunResult result = rank->wait();
-      INFO(launcher << result.err);
+      INFO(address << result.err);
       CHECK(result.exit_code == 0);
     }
   }
@@ -386,24 +369,23 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
     // Runs until it is stopped, so that each rank finds the run.
     ranks.start(rank, kStage + "1000000 1000000 --quiet");
   }
-  const auto& programs = ranks.started;
-  size_t refused = programs.size();
-  for (int look = 0; refused == programs.size() && look < 500; ++look) {
+  const auto has_ended = [](const auto& rank) { return rank->child().poll().has_value(); };
+  auto refused = ranks.started.end();
+  for (int look = 0; refused == ranks.started.end() && look < 500; ++look) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    refused = static_cast<size_t>(
-        std::ranges::find_if(programs,
-                             [](const auto& one) { return one->child().poll().has_value(); }) -
-        programs.begin());
+    refused = std::ranges::find_if(ranks.started, has_ended);
   }
-  REQUIRE(refused < 2);
-  for (const auto& program : programs) {
-    kill(program->pid(), SIGUSR1);
+  REQUIRE(refused < ranks.started.begin() + 2);
+  const auto result = (*refused)->wait();
+  INFO(result.err);
+  CHECK(result.exit_code == 75);
+  CHECK(contains(result.err, "[rank 1] rank 1 was here before"));
+  ranks.started.erase(refused);
+  for (const auto& rank : ranks.started) {
+    kill(rank->pid(), SIGUSR1);
   }
-  for (size_t i = 0; i < programs.size(); ++i) {
-    const ddp::test::RunResult result = programs[i]->wait();
-    INFO(result.err);
-    CHECK(result.exit_code == (i == refused ? 75 : 85));
-    CHECK((i != refused || contains(result.err, "[rank 1] rank 1 was here before")));
+  for (const auto& rank : ranks.started) {
+    CHECK(rank->wait().exit_code == 85);
   }
 }
 
@@ -475,8 +457,6 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
          }
        }},
   };
-  Options options = plain();
-  options.timeout_seconds = 6;
   const auto body = [](const Case& one, const ProcessGroup& group, const auto& failed) {
     group.barrier();
     const bool is_late = group.rank() == 1;
@@ -488,7 +468,7 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
     }
     throw std::runtime_error("comes too late");
   };
-  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
+  meet_at_once(cases, {"gloo", "shm"}, 6, 3, body, [](const Case& one, const auto& messages) {
     CHECK(messages[1] == "other: comes too late");
     for (const std::string& message : {messages[0], messages[2]}) {
       INFO(one.says << ": " << message);
@@ -502,8 +482,7 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
   });
 }
 
-TEST_CASE("collectives of any type and stride, AVG, without waiting, and all_to_all",
-          "[collectives]") {
+TEST_CASE("collectives of any type, stride and operation, and without waiting", "[collectives]") {
   on_any_ranks([](ProcessGroup& group) {
     const int world_size = group.world_size();
     const int rank = group.rank();
@@ -547,6 +526,17 @@ TEST_CASE("collectives of any type and stride, AVG, without waiting, and all_to_
       equal(pairs.select(1, 1), torch::full({4}, rank * 2.0, dtype));
     }
     group.broadcast(torch::ones({0}));
+    const torch::Tensor number = torch::tensor(rank);
+    group.all_reduce(number, c10d::ReduceOp::MAX);
+    equal(number, torch::tensor(world_size - 1));
+    const torch::Tensor parts =  // with gaps
+        torch::arange(world_size * 24).view({world_size, 2, 3, 4}).transpose(2, 3);
+    const torch::Tensor given = parts + rank;
+    const torch::Tensor kept = given.clone();
+    const torch::Tensor sum = group.reduce_scatter(given);
+    equal(given, kept);
+    equal(sum, parts[rank] * world_size + world_size * (world_size - 1) / 2);
+    TORCH_CHECK(sum.storage_offset() == 0);
     const torch::Tensor sent = torch::full({5}, rank);
     const torch::Tensor gathered = torch::empty({world_size, 5}, torch::kLong);
     const torch::Tensor scattered = torch::arange(world_size * 2).view({world_size, 2});
@@ -569,60 +559,40 @@ TEST_CASE("collectives of any type and stride, AVG, without waiting, and all_to_
 
 TEST_CASE("gradients flow through collectives as in one process, second ones too", "[nn]") {
   // A contrastive loss: each rank's rows against all rows.
-  const auto rows_of = [](int rank) {
-    return torch::sin(torch::arange(6, torch::kFloat64).view({2, 3}) + rank);
-  };
   const auto loss_of = [](const torch::Tensor& own, const torch::Tensor& all,
                           const torch::Tensor& sum) {
     return own.mm(all.t()).logsumexp(1).sum() + sum.pow(3).sum();
   };
+  const auto slope_of = [](const torch::Tensor& loss, const torch::Tensor& leaf) {
+    return torch::autograd::grad({loss}, {leaf}, {}, std::nullopt, /*create_graph=*/true)[0];
+  };
   on_any_ranks([&](ProcessGroup& group) {
     const int world_size = group.world_size();
-    std::vector<torch::Tensor> leaves;
-    for (int r = 0; r < world_size; ++r) {
-      leaves.push_back(rows_of(r).requires_grad_());
-    }
+    const torch::Tensor rows = torch::arange(6, torch::kFloat64).view({1, 2, 3});
+    const torch::Tensor of_ranks =  // (ranks, 2, 3)
+        torch::sin(rows + torch::arange(world_size).view({-1, 1, 1})).requires_grad_();
     torch::Tensor loss = torch::zeros({}, torch::kFloat64);
-    for (const torch::Tensor& own : leaves) {
-      loss = loss + loss_of(own, torch::cat(leaves), torch::stack(leaves).sum(0));
+    for (const torch::Tensor& own : of_ranks.unbind()) {
+      loss = loss + loss_of(own, of_ranks.flatten(0, 1), of_ranks.sum(0));
     }
-    const auto slopes = torch::autograd::grad({loss}, leaves, {}, std::nullopt, true);
-    torch::Tensor penalty = torch::zeros({}, torch::kFloat64);
-    for (const torch::Tensor& slope : slopes) {
-      penalty = penalty + slope.pow(2).sum();
-    }
-    const auto expected = torch::autograd::grad({penalty}, leaves);
-    const auto rank = static_cast<size_t>(group.rank());
-    const torch::Tensor own = rows_of(group.rank()).requires_grad_();
+    const torch::Tensor slopes = slope_of(loss, of_ranks);
+    const torch::Tensor expected = slope_of(slopes.pow(2).sum(), of_ranks)[group.rank()];
+    const torch::Tensor own = of_ranks.detach()[group.rank()].requires_grad_();
     const torch::Tensor all = ddp::nn::all_gather(own, group).flatten(0, 1);
-    const torch::Tensor slope = torch::autograd::grad(
-        {loss_of(own, all, ddp::nn::all_reduce(own, group))}, {own}, {}, std::nullopt, true)[0];
-    TORCH_CHECK(torch::allclose(slope, slopes[rank]), "got ", slope);
-    const torch::Tensor second = torch::autograd::grad({slope.pow(2).sum()}, {own})[0];
-    TORCH_CHECK(torch::allclose(second, expected[rank]), "got ", second);
+    const torch::Tensor slope = slope_of(loss_of(own, all, ddp::nn::all_reduce(own, group)), own);
+    TORCH_CHECK(torch::allclose(slope, slopes[group.rank()]), "got ", slope);
+    const torch::Tensor second = slope_of(slope.pow(2).sum(), own);
+    TORCH_CHECK(torch::allclose(second, expected), "got ", second);
     const torch::Tensor parts =
         ddp::nn::reduce_scatter(own.unsqueeze(0).expand({world_size, -1, -1}), group);
-    TORCH_CHECK(torch::allclose(parts, torch::stack(leaves).sum(0)), "got ", parts);
+    TORCH_CHECK(torch::allclose(parts, of_ranks.sum(0)), "got ", parts);
   });
 }
 
-TEST_CASE("reduce_scatter and MAX; a message from rank to rank over Gloo", "[collectives]") {
+TEST_CASE("tensors with gaps or too few rows are refused; a message from rank to rank over Gloo",
+          "[collectives]") {
   on_any_ranks([](ProcessGroup& group) {
     const int world_size = group.world_size();
-    const int rank = group.rank();
-    const torch::Tensor input = torch::arange(24).view({3, 2, 4}).transpose(0, 1) + rank;
-    const torch::Tensor rows =
-        torch::stack(std::vector<torch::Tensor>(static_cast<size_t>(world_size), input));
-    const torch::Tensor sent = rows + 10 * rank;
-    const torch::Tensor own = group.reduce_scatter(sent);
-    TORCH_CHECK(torch::equal(sent, rows + 10 * rank) && own.storage_offset() == 0);
-    TORCH_CHECK(own.eq((input - rank) * world_size + 11 * world_size * (world_size - 1) / 2)
-                    .all()
-                    .item<bool>(),
-                "got ", own);
-    const torch::Tensor number = torch::tensor(rank);
-    group.all_reduce(number, c10d::ReduceOp::MAX);
-    TORCH_CHECK(number.item<int>() == world_size - 1);
     std::vector<torch::Tensor> gaps{torch::zeros({4, 2}).t()};
     std::vector<torch::Tensor> integers{torch::ones({2}, torch::kLong)};
     const torch::Tensor seven = torch::ones({7, 2});
@@ -645,17 +615,15 @@ TEST_CASE("reduce_scatter and MAX; a message from rank to rank over Gloo", "[col
     for (const auto& [text, call] : refusals) {
       TORCH_CHECK(contains(message_of(call), text), "got ", message_of(call));
     }
-    if (world_size == 1) {
-      return;
-    }
+    const torch::Tensor expected = torch::arange(15.0).view({3, 5}).t();
     const torch::Tensor message = torch::full({3, 5}, -1.0).t();
     if (group.backend_name() == "shm") {
       TORCH_CHECK(contains(message_of([&] { group.send(message, 0); }), "Backend shm does not"));
-    } else if (rank == 0) {
-      group.send(torch::arange(15.0).view({3, 5}).t(), world_size - 1);
-    } else if (rank == world_size - 1) {
+    } else if (group.rank() == 0 && world_size > 1) {
+      group.send(expected, world_size - 1);
+    } else if (group.rank() == world_size - 1 && world_size > 1) {
       group.recv(message, 0);
-      TORCH_CHECK(torch::equal(message, torch::arange(15.0).view({3, 5}).t()), message);
+      TORCH_CHECK(torch::equal(message, expected), message);
     }
   });
 }
@@ -812,8 +780,6 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
       {skips, "goes on after a backward that failed there, this rank calls ",
        "the last backward failed on this rank, and not on all: "}};
   std::atomic<int> late = 0;  // ranks that were not told before --timeout
-  Options options = plain();
-  options.timeout_seconds = 8;
   const auto body = [&](const Case& one, const ProcessGroup& group, const auto&) {
     const auto begin = std::chrono::steady_clock::now();
     const std::shared_ptr<void> at_end(nullptr, [&](void*) {
@@ -821,7 +787,7 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
     });
     one.run(group);
   };
-  meet_at_once(cases, {"gloo", "shm"}, options, 3, body, [](const Case& one, const auto& messages) {
+  meet_at_once(cases, {"gloo", "shm"}, 8, 3, body, [](const Case& one, const auto& messages) {
     for (size_t rank = 0; rank < messages.size(); ++rank) {
       INFO("rank " << rank << ": " << messages[rank]);
       if (rank == 1) {
@@ -839,10 +805,8 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
 }
 
 TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
-  Options options = plain();
-  options.timeout_seconds = 4;
   std::atomic<bool> ended = false;
-  const auto messages = meet(std::vector(2, options), [&](const ProcessGroup& group) {
+  const auto messages = meet(std::vector(2, plain(4)), [&](const ProcessGroup& group) {
     const torch::Tensor message = torch::ones({1});
     if (group.rank() == 1) {
       const std::shared_ptr<void> at_end(nullptr, [&](void*) { ended = true; });
@@ -970,4 +934,26 @@ TEST_CASE("a collective is told by kind, size, number and the line that called i
   CHECK(log.last_call() == "collective 70, called at mine.cpp:7");
   log.started(late.get());  // in memory that is in use again
   CHECK(contains(log.of(*late), "(collective 70)"));
+}
+
+TEST_CASE("an accelerator's reduce_mean() leaves its argument, its end finds other weights",
+          "[weights]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::StoreLocation store{
+      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
+  Options options = plain();
+  options.device = "cpu";
+  ddp::test::run_threads(3, [&](int rank) {
+    const ddp::Accelerator accelerator(options, ddp::test::rank_of(rank, 3, store));
+    const torch::Tensor own = torch::tensor({1.0 * rank, 10.0 * rank}).set_requires_grad(true);
+    TORCH_CHECK(accelerator.reduce_mean(own).equal(torch::tensor({1.0, 10.0})));
+    TORCH_CHECK(own[1].item<double>() == 10.0 * rank);
+    TORCH_CHECK(accelerator.is_main_process() == (rank == 0));
+    torch::nn::Linear model(2, 1);
+    torch::nn::init::constant_(model->weight, rank == 2 ? 1 : 0);
+    torch::nn::init::constant_(model->bias, 0);
+    const auto message = message_of<ddp::Error>([&] { accelerator.end_training(*model); });
+    TORCH_CHECK(contains(message, "rank 2 has digest"), message);
+  });
+  SUCCEED("no rank threw");
 }

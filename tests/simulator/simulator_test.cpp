@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace {
@@ -28,18 +28,15 @@ Simulation run(const std::function<void()>& rank, int nprocs) {
 }  // namespace
 
 TEST_CASE("collectives cost what their formulas say") {
-  struct Case {
-    Operation operation;
-    double us;
-  };
-  for (const Case& one : std::vector<Case>{{kAllReduce, 6 * 10 + 1.5 * 100},
-                                           {kReduceScatter, 3 * 10 + 0.75 * 100},
-                                           {kAllGather, 3 * 10 + 3 * 100},
-                                           {kBroadcast, 3 * 10 + 100},
-                                           {kBarrier, 6 * 10}}) {
-    INFO(one.operation.name);
-    require_us(kNetwork.us(one.operation.traffic(4, kMib)), one.us);
-    require_us(kNetwork.us(one.operation.traffic(1, kMib)), 0);
+  const std::vector<std::pair<Operation, double>> costs_us = {{kAllReduce, 6 * 10 + 1.5 * 100},
+                                                              {kReduceScatter, 3 * 10 + 0.75 * 100},
+                                                              {kAllGather, 3 * 10 + 3 * 100},
+                                                              {kBroadcast, 3 * 10 + 100},
+                                                              {kBarrier, 6 * 10}};
+  for (const auto& [operation, us] : costs_us) {
+    INFO(operation.name);
+    require_us(kNetwork.us(operation.traffic(4, kMib)), us);
+    require_us(kNetwork.us(operation.traffic(1, kMib)), 0);
   }
   require_us(kNetwork.us(kSend.traffic(4, kMib / 2.0)), 60);
 }
@@ -68,12 +65,6 @@ TEST_CASE("compute and communication overlap until wait()") {
 }
 
 TEST_CASE("ranks end when it was computed by hand that they do") {
-  struct Case {
-    std::function<void()> rank;
-    int nprocs;
-    double end_us;
-    double most_waited_us;
-  };
   const auto one_after_the_other = [] {
     const Handle first = all_reduce(kMib);
     const Handle second = all_reduce(kMib);
@@ -92,14 +83,16 @@ TEST_CASE("ranks end when it was computed by hand that they do") {
     wait(recv(1 - my_rank(), received));
     wait(sent);
   };
-  for (const Case& one : std::vector<Case>{{one_after_the_other, 2, 240, 240},
-                                           {when_the_last_is_there, 3, 500 + 40, 440},
-                                           {both_directions_at_once, 2, 70 + 110, 180}}) {
-    const Simulation simulation = run(one.rank, one.nprocs);
+  const std::vector<std::tuple<std::function<void()>, int, double, double>> cases = {
+      {one_after_the_other, 2, 240, 240},
+      {when_the_last_is_there, 3, 500 + 40, 440},
+      {both_directions_at_once, 2, 70 + 110, 180}};
+  for (const auto& [program, nprocs, end_us, most_waited_us] : cases) {
+    const Simulation simulation = run(program, nprocs);
     for (const RankRecord& rank : simulation.ranks) {
-      require_us(rank.end_us, one.end_us);
+      require_us(rank.end_us, end_us);
     }
-    require_us(waited_us.of(simulation), one.most_waited_us);
+    require_us(waited_us.of(simulation), most_waited_us);
   }
 }
 
@@ -122,10 +115,6 @@ TEST_CASE("numbers are moved as they were when send() was called") {
 }
 
 TEST_CASE("a deadlock, and what a program must not do, ends with a line that says what") {
-  struct Case {
-    std::function<void()> rank;
-    std::string said;
-  };
   const auto on_rank_1 = [](const std::function<void()>& what) {
     return [what] { my_rank() == 1 ? what() : wait(barrier()); };
   };
@@ -135,11 +124,6 @@ TEST_CASE("a deadlock, and what a program must not do, ends with a line that say
       wait(broadcast(8));
     }
     wait(all_reduce(16));
-  };
-  const auto one_returns = [] {
-    if (my_rank() == 0) {
-      wait(barrier());
-    }
   };
   std::vector<float> values(2);
   const auto another_order = [] {
@@ -156,13 +140,13 @@ TEST_CASE("a deadlock, and what a program must not do, ends with a line that say
     wait(handle);
     wait(handle);
   };
-  for (const Case& one : std::vector<Case>{
+  for (const auto& [program, said] : std::vector<std::pair<std::function<void()>, std::string>>{
            {condition,
             "deadlock at 100 us: rank 0 waits for broadcast with root 0 of 8 bytes; rank 1 waits "
             "for all_reduce of 16 bytes"},
            {[] { wait(all_reduce(my_rank() == 1 ? 4 : 8)); },
             "rank 0 waits for all_reduce of 8 bytes; rank 1 waits for all_reduce of 4 bytes"},
-           {one_returns, "rank 0 waits for barrier of 0 bytes; rank 1 returned"},
+           {on_rank_1([] {}), "rank 0 waits for barrier of 0 bytes; rank 1 returned"},
            {another_order,
             "rank 0 waits for barrier of 0 bytes behind its all_reduce of 4 bytes; rank 1 waits"},
            {other_size, "rank 0 sends 8 bytes to rank 1, which receives 4"},
@@ -170,7 +154,7 @@ TEST_CASE("a deadlock, and what a program must not do, ends with a line that say
            {on_rank_1([] { compute(std::nan("")); }), "compute: got nan us on rank 1"},
            {on_rank_1([] { wait(all_reduce(-4)); }), "rank 1: got all_reduce of -4 bytes"},
            {on_rank_1([&] { wait(send(1, values)); }), "and another rank of 0 to 1"}}) {
-    REQUIRE_THROWS_WITH(run(one.rank, 2), Catch::Contains(one.said));
+    CHECK(contains(ddp::test::message_of([&] { run(program, 2); }), said));
   }
   REQUIRE_THROWS_AS(my_rank(), std::logic_error);
 }

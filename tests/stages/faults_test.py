@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
@@ -42,7 +41,6 @@ MARK = "DDP_TEST_RUN"  # a variable of all processes of a run, to find them by
 PROGRAM = {"spawn": "03_ddp_spawn", "torchrun": "04_ddp_launcher", "mpirun": "04_ddp_launcher"}
 
 numbers = itertools.count()
-digests, digests_lock = {}, threading.Lock()
 
 
 def check_gone(begin, what, run, more_s=0):
@@ -129,11 +127,10 @@ def finish(folder, launcher, *options):
         return stages.last_line(run.out.read_text())[1]
 
 
+@functools.cache
 def unbroken_digest(backend):
-    with digests_lock, tempfile.TemporaryDirectory() as folder:
-        if backend not in digests:
-            digests[backend] = finish(folder, "spawn", "--backend", backend)
-        return digests[backend]
+    with tempfile.TemporaryDirectory() as folder:
+        return finish(folder, "spawn", "--backend", backend)
 
 
 def check_undisturbed(run, backend):

@@ -58,10 +58,6 @@ void* realloc(void* pointer, size_t size) noexcept {
   count();
   return __libc_realloc(pointer, size);
 }
-void* memalign(size_t alignment, size_t size) noexcept {
-  count();
-  return __libc_memalign(alignment, size);
-}
 void* aligned_alloc(size_t alignment, size_t size) noexcept {
   count();
   return __libc_memalign(alignment, size);

@@ -4,14 +4,15 @@
 // DDP_FAULT: "kill" (SIGKILL just before the call), "short" (a write of half), or an errno.
 // DDP_FAULT_FOLDER: counts calls for files below it, by absolute path. DDP_FAULT_AT: number of the
 // call with the fault. DDP_FAULT_CALL: counts only calls of this name.
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -22,11 +23,6 @@ std::atomic<int> ddp_fault_calls{0};
 }
 
 namespace {
-
-template <typename Function>
-Function original(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
-}
 
 enum class Fault { kNone, kError, kShort };
 
@@ -56,6 +52,7 @@ Fault fault_of(const char* call, int fd) {
 
 }  // namespace
 
+// The real work is done by calls of other names, which are not replaced.
 extern "C" {
 
 int open(const char* path, int flags, ...) {
@@ -63,33 +60,24 @@ int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  return fault_of("open", path) == Fault::kError
-             ? -1
-             : original<int (*)(const char*, int, ...)>("open")(path, flags, mode);
+  return fault_of("open", path) == Fault::kError ? -1 : openat(AT_FDCWD, path, flags, mode);
 }
 int fsync(int fd) {
-  return fault_of("fsync", fd) == Fault::kError ? -1 : original<int (*)(int)>("fsync")(fd);
+  return fault_of("fsync", fd) == Fault::kError ? -1 : static_cast<int>(syscall(SYS_fsync, fd));
 }
 ssize_t pwrite(int fd, const void* bytes, size_t size, off_t position) {
   const Fault fault = fault_of("pwrite", fd);
-  return fault == Fault::kError
-             ? -1
-             : original<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite")(
-                   fd, bytes, fault == Fault::kShort ? (size + 1) / 2 : size, position);
+  const size_t part = fault == Fault::kShort ? (size + 1) / 2 : size;
+  return fault == Fault::kError ? -1 : pwrite64(fd, bytes, part, position);
 }
 int link(const char* from, const char* to) noexcept {
-  return fault_of("link", to) == Fault::kError
-             ? -1
-             : original<int (*)(const char*, const char*)>("link")(from, to);
+  return fault_of("link", to) == Fault::kError ? -1 : linkat(AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 int rename(const char* from, const char* to) noexcept {
-  return fault_of("rename", from) == Fault::kError
-             ? -1
-             : original<int (*)(const char*, const char*)>("rename")(from, to);
+  return fault_of("rename", from) == Fault::kError ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 int unlink(const char* path) noexcept {
-  return fault_of("unlink", path) == Fault::kError ? -1
-                                                   : original<int (*)(const char*)>("unlink")(path);
+  return fault_of("unlink", path) == Fault::kError ? -1 : unlinkat(AT_FDCWD, path, 0);
 }
 
 }  // extern "C"

@@ -14,22 +14,21 @@ namespace ddp::test {
 inline void run_rank_threads(int world_size, const std::function<void(int rank)>& body) {
   std::exception_ptr first_exception;
   std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank);
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!first_exception) {
-          first_exception = std::current_exception();
-        }
+  const auto on_rank = [&](int rank) {
+    try {
+      body(rank);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (!first_exception) {
+        first_exception = std::current_exception();
       }
-    });
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back(on_rank, rank);
   }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
+  threads.clear();  // joins them
   if (first_exception) {
     std::rethrow_exception(first_exception);
   }

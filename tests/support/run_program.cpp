@@ -6,43 +6,45 @@
 #include <chrono>
 #include <fstream>
 #include <iterator>
-#include <sstream>
+#include <ranges>
 #include <string>
-#include <thread>
 
 #include "common/base/patience.hpp"
 
 namespace ddp::test {
 namespace {
 
-ChildOptions child_options(const RunOptions& options) {
-  ChildOptions result;
-  result.environment = environment_with(options.environment);
-  result.cwd = options.cwd;
-  return result;
+bool runs(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(stat, line);
+  // "123 (name) Z ...": a zombie.
+  return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
 }
 
 }  // namespace
 
 Program::Program(const std::vector<std::string>& argv, const RunOptions& options)
-    : CapturedChild(argv, child_options(options)), timeout_seconds_(options.timeout_seconds) {}
+    : CapturedChild(argv,
+                    {.environment = environment_with(options.environment), .cwd = options.cwd}),
+      timeout_seconds_(options.timeout_seconds) {}
 
 bool Program::wait_for_output(const std::string& text) const {
   const auto start = std::chrono::steady_clock::now();
-  bool is_there = false;
-  while (!is_there && seconds_since(start) < timeout_seconds_) {
+  while (out().find(text) == std::string::npos) {
+    if (seconds_since(start) > timeout_seconds_) {
+      return false;
+    }
     usleep(10'000);
-    is_there = out().find(text) != std::string::npos;
   }
-  return is_there;
+  return true;
 }
 
 std::vector<std::string> words(const std::string& line) {
   std::vector<std::string> found;
-  std::istringstream text(line);
-  for (std::string word; std::getline(text, word, ' ');) {
+  for (const auto word : line | std::views::split(' ')) {
     if (!word.empty()) {
-      found.push_back(word);
+      found.emplace_back(word.begin(), word.end());
     }
   }
   return found;
@@ -62,18 +64,6 @@ RunResult run_program(const std::vector<std::string>& argv, const RunOptions& op
   return Program(argv, options).wait();
 }
 
-namespace {
-
-bool runs(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  // "123 (name) Z ...": a zombie.
-  return !line.empty() && line.substr(line.rfind(')') + 2, 1) != "Z";
-}
-
-}  // namespace
-
 std::vector<pid_t> children_of(pid_t parent) {
   std::ifstream list("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
                      "/children");
@@ -81,12 +71,12 @@ std::vector<pid_t> children_of(pid_t parent) {
 }
 
 bool all_gone_within(const std::vector<pid_t>& pids, double seconds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (std::any_of(pids.begin(), pids.end(), runs)) {
-    if (std::chrono::steady_clock::now() > deadline) {
+  const auto start = std::chrono::steady_clock::now();
+  while (std::ranges::any_of(pids, runs)) {
+    if (seconds_since(start) > seconds) {
       return false;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    usleep(10'000);
   }
   return true;
 }

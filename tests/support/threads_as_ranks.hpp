@@ -12,7 +12,7 @@
 #include "common/backends/registry.hpp"
 #include "common/base/process_exit.hpp"
 #include "common/parallel/default_group.hpp"
-#include "tests/catch.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/rank_threads.hpp"
 
 namespace ddp {
@@ -28,8 +28,7 @@ inline torch::Tensor parameter_vector(const torch::nn::Module& module) {
 
 namespace ddp::test {
 
-/// Calls `body(rank)` on a thread for each rank, and rethrows a rank's first exception when all
-/// have ended. Put assertions after the call, on the main thread.
+/// run_rank_threads() for ranks that use LibTorch.
 inline void run_threads(int world_size, const std::function<void(int rank)>& body) {
   // c10d's flight recorder is a single object of the process and does not support ranks as threads.
   [[maybe_unused]] static const int once = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);

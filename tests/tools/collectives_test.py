@@ -12,27 +12,22 @@ import sys
 import unittest
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else ""
-TIMEOUT_S = 120
 OURS = ("broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # collectives of our own backends
 OPS = {"sum": sum, "mean": lambda values: sum(values) / len(values), "product": math.prod, "min": min, "max": max}
 
 
 def run(*arguments, launcher=()):
-    return subprocess.run([*launcher, PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run([*launcher, PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
 def tensor(rank, count, step=10):
     return [rank * step + i + 1 for i in range(count)]
 
 
-def columns(row):
-    """Both tensors of a row of the table, or the words in their place."""
-    return [[float(word) for word in cell[1:-1].replace("|", " ").split()] if cell.startswith("[") else cell
-            for cell in re.findall(r"\[[^]]*\]|\(left undefined\)|-(?= |$)", row)]
-
-
 def table(output):
-    return [columns(line) for line in output.splitlines() if re.match(r"\d", line)]
+    """Both tensors of each rank, or the words in their place."""
+    return [[[float(word) for word in cell[1:-1].replace("|", " ").split()] if cell.startswith("[") else cell
+             for cell in re.findall(r"\[[^]]*\]|\(left undefined\)|-(?= |$)", row)] for row in output.splitlines() if re.match(r"\d", row)]
 
 
 def expected(name, ranks, size, root=0, op="sum"):

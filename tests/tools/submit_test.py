@@ -17,11 +17,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import unittest
 import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from clusters.stages import wait_until  # noqa: E402
 from support.scratch import Scratch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -68,6 +68,8 @@ for file in sorted(stub.glob("[0-9]*")):
 
 
 class Case(Scratch):
+    wait_for = staticmethod(functools.partial(wait_until, seconds=30, complaint=lambda: "what the test waits for", pause_s=0.02))
+
     def setUp(self):
         super().setUp()
         self.stub = self.folder / "stub"
@@ -123,12 +125,6 @@ class Case(Scratch):
 
     def ends(self, action="status"):
         return [(job["state"], job["exit_code"], job["reason"]) for job in self.jobs(action)]
-
-    def wait_for(self, condition):
-        deadline = time.monotonic() + 30
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.02)
 
     def submitted(self):
         """Jobs in the scheduler."""

@@ -76,6 +76,6 @@ def circles(root):
 
 
 if __name__ == "__main__":
-    found = list(violations(Path(__file__).resolve().parent.parent))
+    found = list(violations(Path(__file__).resolve().parents[2]))
     print(*found, f"include_order: {len(found)} violations", sep="\n")
     sys.exit(bool(found))

@@ -1,4 +1,4 @@
-// tests/catch.hpp - Catch2, version 2 or 3. Use only features of both.
+// tests/support/catch.hpp - Catch2, version 2 or 3. Use only features of both.
 #pragma once
 
 #include <exception>

@@ -1,6 +1,6 @@
-// tests/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case without an
-// assertion fails, and so does a program if no test case fits its arguments: they have tested
-// nothing.
+// tests/support/catch_main.cpp - main() of every test program, for Catch2 2 and 3. A test case
+// without an assertion fails, and so does a program if no test case fits its arguments: they have
+// tested nothing.
 #include <cstdlib>
 #include <iostream>
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_DEVICES = 8
 RUN_S, TIMEOUT_S = 120, 30  # no run takes so long; --timeout of the stages, so that NCCL cannot hang for longer
 # Variables of this script's launcher, which its own ranks must not get.
