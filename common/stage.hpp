@@ -19,4 +19,5 @@
 #include "common/training/batch_finder.hpp"  // find_batch_size
 #include "common/training/log.hpp"  // Log
 #include "common/training/optimizer.hpp"  // make_optimizer
-#include "common/training/snapshot.hpp"  // load_snapshot, save_snapshot, stop_requested
+#include "common/training/snapshot.hpp"  // load_snapshot, save_snapshot
+#include "common/training/stop_request.hpp"  // stop_requested

@@ -279,6 +279,22 @@ void check_together(const Options& options, const CommandLine& line) {
   }
 }
 
+/// @param options have a resolved batch_size
+std::vector<Setting> settings_of(Options options, int world_size) {
+  std::vector<Setting> settings;
+  for (const auto& [title, rows] : option_table(options, world_size, {})) {
+    for (const Row& row : rows) {
+      const std::string name = row.names.substr(row.names.find("--"));
+      settings.push_back({.name = name.substr(0, name.find(',')),
+                          .text = row.value.text,
+                          .agree = row.scope >= kOfJob,
+                          .result = row.scope == kOfResult,
+                          .reported = row.reported});
+    }
+  }
+  return settings;
+}
+
 }  // namespace
 
 Options parse_options(int argc, const char* const* argv, StartedBy started_by,
@@ -312,17 +328,13 @@ Options parse_options(int argc, const char* const* argv, StartedBy started_by,
   return options;
 }
 
-std::vector<Setting> settings_of(const Options& options, int world_size) {
-  std::vector<Setting> settings;
-  Options copy = options;
-  for (const auto& [title, rows] : option_table(copy, world_size, {})) {
-    for (const Row& row : rows) {
-      const std::string name = row.names.substr(row.names.find("--"));
-      settings.push_back({name.substr(0, name.find(',')), row.value.text, row.scope >= kOfJob,
-                          row.scope == kOfResult, row.reported});
-    }
+void resolve_options(Options& options, int world_size) {
+  options.batch_size = resolve_batch_size(options, world_size);
+  options.settings = settings_of(options, world_size);
+  const std::vector<Setting> usual = settings_of({}, world_size);
+  for (size_t i = 0; i < usual.size(); ++i) {
+    options.settings[i].is_default = options.settings[i].text == usual[i].text;
   }
-  return settings;
 }
 
 int64_t resolve_batch_size(const TrainOptions& options, int world_size) {

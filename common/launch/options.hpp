@@ -55,6 +55,16 @@ struct OutputOptions {
   bool quiet = false;
 };
 
+/// An option of a run, with its value in use.
+struct Setting {
+  std::string name;  ///< "--global-batch"
+  std::string text;  ///< "64"; numbers and flags as in JSON
+  bool is_default = false;
+  bool agree;  ///< all ranks must have the same
+  bool result;  ///< decides the final weights: a snapshot of another value is another run's
+  std::string reported;  ///< its name in the summary of --metrics; empty: it is not there
+};
+
 struct Options : TrainOptions,
                  DataOptions,
                  DeviceOptions,
@@ -63,6 +73,8 @@ struct Options : TrainOptions,
                  OutputOptions {
   bool find_batch = false;  ///< 04_ddp_launcher_auto_batch: --batch-size auto
   std::optional<int64_t> memory_limit_bytes;  ///< 04_ddp_launcher_auto_batch: --memory-limit
+  /// All options, for comparisons with other ranks and runs: resolve_options() notes them.
+  std::vector<Setting> settings;
 };
 
 /// Options of a single program.
@@ -77,17 +89,9 @@ struct ExtraOptions {
 Options parse_options(int argc, const char* const* argv, StartedBy started_by,
                       const ExtraOptions& extra = {});
 
-/// An option of a run, with its value in use.
-struct Setting {
-  std::string name;  ///< "--global-batch"
-  std::string text;  ///< "64"; numbers and flags as in JSON
-  bool agree;  ///< all ranks must have the same
-  bool result;  ///< decides the final weights: a snapshot of another value is another run's
-  std::string reported;  ///< its name in the summary of --metrics; empty: it is not there
-};
-
-/// All options. `options` must have a resolved batch_size.
-std::vector<Setting> settings_of(const Options& options, int world_size);
+/// Sets what follows from the others: batch_size and `settings`.
+/// @throws UsageError unless --global-batch is divisible by `world_size`
+void resolve_options(Options& options, int world_size);
 
 /// Samples per process and step: --global-batch / `world_size` if it is given, else --batch-size.
 /// @throws UsageError unless --global-batch is divisible by `world_size`

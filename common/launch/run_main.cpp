@@ -19,8 +19,8 @@
 #include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/process_exit.hpp"
+#include "common/base/signals.hpp"
 #include "common/device/hardware.hpp"
-#include "common/launch/stop_request.hpp"
 #include "common/meet/launchers.hpp"
 
 namespace ddp {
@@ -82,7 +82,7 @@ Failure failure_of(const std::exception_ptr& thrown) {
   }
 }
 
-int report(const Failure& failure) {
+int report_failure(const Failure& failure) {
   if (!failure.line.empty()) {  // else another rank has the message
     const std::string line = error_prefix.program + ": error: " + error_prefix.who + failure.line;
     std::cerr << line + "\n" << std::flush;
@@ -98,7 +98,7 @@ int report(const Failure& failure) {
   if (explain) {
     failure.line = explain(failure.line);
   }
-  const int code = report(failure);
+  const int code = report_failure(failure);
   if (explain) {
     std::this_thread::sleep_for(std::chrono::seconds(1));  // others read this process's store
   }
@@ -166,12 +166,12 @@ int run_program(const std::function<int(std::string& who)>& body) {
     code = body(error_prefix.who);
   } catch (const HelpPrinted&) {
   } catch (...) {
-    code = report(failure_of(std::current_exception()));
+    code = report_failure(failure_of(std::current_exception()));
   }
   std::cout << std::flush;
   if (!std::cout && code == 0) {
     code =
-        report({ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
+        report_failure({ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
   }
   explain_thread_errors({});
   run_train_end_actions();
@@ -201,8 +201,8 @@ int run_main(int argc, char** argv, StartedBy started_by, const ExtraOptions& ex
     } else if (started_by == StartedBy::kLauncher) {
       say_notes(environment);
     }
-    options.batch_size = resolve_batch_size(options, environment.world_size);
     options.threads = resolve_threads(options, environment);
+    resolve_options(options, environment.world_size);
     if (environment.rank == 0) {
       check_output_files(options);
     }

@@ -9,7 +9,7 @@
 
 #include "common/backends/registry.hpp"
 #include "common/base/process_exit.hpp"
-#include "common/launch/stop_request.hpp"
+#include "common/base/signals.hpp"
 #include "common/meet/address.hpp"
 #include "common/meet/store.hpp"
 
@@ -144,7 +144,7 @@ struct Alone {
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device) {
   std::string shared_settings = fmt::format("program {}\n", options.program);
-  for (const Setting& setting : settings_of(options, launch.world_size)) {
+  for (const Setting& setting : options.settings) {
     shared_settings += setting.agree ? fmt::format("{} {}\n", setting.name, setting.text) : "";
   }
   init_process_group(launch, device,

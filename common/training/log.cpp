@@ -76,21 +76,12 @@ void check_divergence(int64_t epoch, double loss, const torch::nn::Module& modul
   }
 }
 
-void print_epoch(const std::string& label, const Options& options, int64_t epoch,
-                 const DataLoader& loader, int64_t steps, double loss) {
-  if (options.verbose) {
-    constexpr int64_t kShown = 8;
-    const torch::Tensor& read = loader.sampler().indices();
-    const auto* const first = read.const_data_ptr<int64_t>();
-    std::cout << fmt::format("[{}] epoch {} reads {}{}\n", label, epoch,
-                             fmt::join(first, first + std::min(kShown, read.numel()), ", "),
-                             read.numel() > kShown ? ", ..." : "");
-  }
-  if (!options.quiet) {
-    std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label,
-                             epoch, loader.batch_size(), steps, loss)
-              << std::flush;
-  }
+void print_order(const std::string& label, int64_t epoch, const torch::Tensor& indices) {
+  constexpr int64_t kShown = 8;
+  const auto* const first = indices.const_data_ptr<int64_t>();
+  std::cout << fmt::format("[{}] epoch {} reads {}{}\n", label, epoch,
+                           fmt::join(first, first + std::min(kShown, indices.numel()), ", "),
+                           indices.numel() > kShown ? ", ..." : "");
 }
 
 /// Prints how busy each rank was. A rank that spins while it waits counts as busy.
@@ -199,7 +190,14 @@ void Log::epoch(int64_t epoch, const DataLoader& loader, const torch::Tensor& ep
   clock_.epoch_steps();  // reads the device's times, also if the caller did not use epoch_loss()
   summary_.batch_size = loader.batch_size();
   summary_.global_batch = std::min(loader.samples_per_step(), loader.sampler().epoch_samples());
-  print_epoch(label_, options_, epoch, loader, clock_.steps_in_epoch(), loss);
+  if (options_.verbose) {
+    print_order(label_, epoch, loader.sampler().indices());
+  }
+  if (!options_.quiet) {
+    std::cout << fmt::format("[{}] Epoch {} | Batchsize: {} | Steps: {} | Loss: {:.4f}\n", label_,
+                             epoch, loader.batch_size(), clock_.steps_in_epoch(), loss)
+              << std::flush;
+  }
   if (!options_.metrics.empty()) {
     if (metrics_file_ && metrics_file_->steps() == 0) {
       metrics_file_->keep_epochs(epoch);
@@ -318,7 +316,7 @@ void Log::write_summary() const {
         std::chrono::duration_cast<std::chrono::milliseconds>(first_end->time_since_epoch())
             .count();
   }
-  for (const Setting& setting : settings_of(options_, launch.world_size)) {
+  for (const Setting& setting : options_.settings) {
     if (!setting.reported.empty()) {
       const ordered_json value = ordered_json::parse(setting.text, nullptr, /*exceptions=*/false);
       fields[setting.reported] = value.is_discarded() ? ordered_json(setting.text) : value;

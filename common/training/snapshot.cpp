@@ -5,11 +5,12 @@
 #include <filesystem>
 #include <iostream>
 
+#include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
+#include "common/base/signals.hpp"
 #include "common/data/tensor_file.hpp"
-#include "common/launch/stop_request.hpp"
 #include "common/parallel/default_group.hpp"
 #include "common/training/optimizer.hpp"
 
@@ -30,19 +31,6 @@ struct OtherRun : Error {
   using Error::Error;
 };
 
-/// The options that decide the final weights of a run, by their names in the file.
-using Identity = std::map<std::string, std::string>;
-
-Identity identity_of(const Options& options) {
-  Identity identity;
-  for (const Setting& setting : settings_of(options, world().world_size())) {
-    if (setting.result) {
-      identity[setting.name.substr(2)] = setting.text;
-    }
-  }
-  return identity;
-}
-
 /// Parameters and buffers by their names.
 NamedTensors tensors_of(const torch::nn::Module& module) {
   NamedTensors all;
@@ -55,68 +43,105 @@ NamedTensors tensors_of(const torch::nn::Module& module) {
   return all;
 }
 
-/// @return epochs done @throws Error (3) if the file is damaged, OtherRun if its settings differ
-int64_t check(const Identity& identity, const std::string& path, const TensorFile& file) {
-  const auto text_of = [&](const std::string& name) {
-    const auto found = file.metadata.find(name);
-    return found == file.metadata.end() ? std::string() : found->second;
-  };
-  if (text_of("format") != kFormat) {
-    refuse_snapshot(path,
-                    fmt::format("has format {}, expected {}", quote(text_of("format")), kFormat));
-  }
-  for (const auto& [name, value] : identity) {
-    if (text_of(name) != value) {
-      throw OtherRun(ExitCode::kSnapshotRefused,
-                     fmt::format("snapshot {} belongs to another run: it has {} {}, expected {}",
-                                 path, name, quote(text_of(name)), value));
-    }
-  }
-  try {
-    return parse_integer<int64_t>("epochs_done", text_of("epochs_done"), 1);
-  } catch (const UsageError& error) {
-    refuse_snapshot(path, fmt::format("does not say how far it got: {}", error.what()));
-  }
+/// "--global-batch" -> "global-batch"
+std::string key_of(const Setting& setting) {
+  return setting.name.substr(2);
 }
 
-/// Reads --snapshot or, if it is damaged, PATH.prev.
-/// @return the path and the bytes of a file that check() accepts
-std::pair<std::string, std::string> read_newest(const Options& options) {
-  const auto read = [identity = identity_of(options)](const std::string& path) {
+/// --snapshot of a run, whose options must not differ where they decide the weights.
+class SnapshotFile {
+ public:
+  explicit SnapshotFile(const Options& options) : path_(options.snapshot) {
+    TORCH_CHECK(!options.settings.empty(), "Options: got no settings, expected resolve_options()");
+    std::ranges::copy_if(options.settings, std::back_inserter(identity_), &Setting::result);
+  }
+
+  void write(int64_t epochs_done, const torch::nn::Module& module,
+             const NamedTensors& optimizer_state) const {
+    TensorFile file{.tensors = tensors_of(module)};
+    for (const auto& [name, tensor] : optimizer_state) {
+      file.tensors.emplace_back(kOptimizer + name, tensor);
+    }
+    for (const Setting& setting : identity_) {
+      file.metadata[key_of(setting)] = setting.text;
+    }
+    file.metadata["format"] = kFormat;
+    file.metadata["epochs_done"] = std::to_string(epochs_done);
+    write_tensor_file(path_, file);
+  }
+
+  /// Reads the file or, if it is damaged, PATH.prev.
+  /// @return the path and the bytes of a file that check() accepts; empty if there is none
+  std::pair<std::string, std::string> read_newest() const {
+    const std::string previous = path_ + ".prev";
+    if (!fs::exists(path_) && !fs::exists(previous)) {
+      return {};
+    }
+    try {
+      return read(path_);
+    } catch (const OtherRun&) {
+      throw;
+    } catch (const Error& newest) {
+      if (!fs::exists(previous)) {
+        throw;
+      }
+      try {
+        auto older = read(previous);
+        std::cerr << fmt::format("{}: warning: {}; going on from {}\n", program_name(),
+                                 printable(newest.what()), printable(previous));
+        return older;
+      } catch (const Error& older) {
+        throw Error(newest.code(), fmt::format("{}; {}", newest.what(), older.what()));
+      }
+    }
+  }
+
+  /// @return epochs done @throws Error (3) if the file is damaged, OtherRun if its settings differ
+  int64_t check(const std::string& path, const TensorFile& file) const {
+    const auto text_of = [&](const std::string& name) {
+      const auto found = file.metadata.find(name);
+      return found == file.metadata.end() ? std::string() : found->second;
+    };
+    if (text_of("format") != kFormat) {
+      refuse_snapshot(path,
+                      fmt::format("has format {}, expected {}", quote(text_of("format")), kFormat));
+    }
+    for (const Setting& setting : identity_) {
+      const std::string key = key_of(setting);
+      // A file of an older version, which had not the option.
+      const bool is_usual = !file.metadata.contains(key) && setting.is_default;
+      if (text_of(key) != setting.text && !is_usual) {
+        throw OtherRun(ExitCode::kSnapshotRefused,
+                       fmt::format("snapshot {} belongs to another run: it has {} {}, expected {}",
+                                   path, key, quote(text_of(key)), setting.text));
+      }
+    }
+    try {
+      return parse_integer<int64_t>("epochs_done", text_of("epochs_done"), 1);
+    } catch (const UsageError& error) {
+      refuse_snapshot(path, fmt::format("does not say how far it got: {}", error.what()));
+    }
+  }
+
+ private:
+  std::pair<std::string, std::string> read(const std::string& path) const {
     try {
       std::string bytes(MappedFile(path).bytes());
-      check(identity, path, parse_tensor_file(path, bytes));
+      check(path, parse_tensor_file(path, bytes));
       return std::pair(path, std::move(bytes));
     } catch (const UsageError& error) {
       refuse_snapshot(path, error.what());
     }
-  };
-  const std::string previous = options.snapshot + ".prev";
-  try {
-    return read(options.snapshot);
-  } catch (const OtherRun&) {
-    throw;
-  } catch (const Error& newest) {
-    if (!fs::exists(previous)) {
-      throw;
-    }
-    try {
-      auto older = read(previous);
-      std::cerr << fmt::format("{}: warning: {}; going on from {}\n", options.program,
-                               printable(newest.what()), printable(previous));
-      return older;
-    } catch (const Error& older) {
-      throw Error(newest.code(), fmt::format("{}; {}", newest.what(), older.what()));
-    }
   }
-}
+
+  std::string path_;
+  std::vector<Setting> identity_;
+};
 
 /// Copies all tensors into the model and the optimizer, after checking that they fit.
-int64_t apply(const Identity& identity, const std::string& path, const std::string& bytes,
-              const torch::nn::Module& module, torch::optim::Optimizer* optimizer) {
+void apply(const std::string& path, const TensorFile& file, const torch::nn::Module& module,
+           torch::optim::Optimizer* optimizer) {
   const torch::NoGradGuard no_grad;
-  const TensorFile file = parse_tensor_file(path, bytes);
-  const int64_t epochs_done = check(identity, path, file);
   std::map<std::string, torch::Tensor> stored(file.tensors.begin(), file.tensors.end());
   const NamedTensors targets = tensors_of(module);
   for (const auto& [name, target] : targets) {
@@ -144,7 +169,6 @@ int64_t apply(const Identity& identity, const std::string& path, const std::stri
       refuse_snapshot(path, error.what_without_backtrace());
     }
   }
-  return epochs_done;
 }
 
 /// Copies rank 0's text, of any size, to all ranks.
@@ -168,14 +192,13 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   if (!wanted) {
     return 0;
   }
+  const SnapshotFile snapshot(options);
   // Through the store, so that every rank gets rank 0's refusal as the same error.
   std::pair<std::string, std::string> newest;
   std::string refusal;
   if (group.rank() == 0) {
     try {
-      if (fs::exists(options.snapshot) || fs::exists(options.snapshot + ".prev")) {
-        newest = read_newest(options);
-      }
+      newest = snapshot.read_newest();
     } catch (const std::exception& error) {  // errors of the file system, too
       refusal = error.what();
     }
@@ -189,19 +212,11 @@ int64_t load(const Options& options, const torch::nn::Module& module,
   if (path.empty()) {
     return 0;
   }
-  return apply(identity_of(options), path,
-               broadcast_text(group, newest.second, site.in("load_snapshot")), module, optimizer);
-}
-
-void save(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
-          const NamedTensors& state) {
-  TensorFile file{.metadata = identity_of(options), .tensors = tensors_of(module)};
-  for (const auto& [name, tensor] : state) {
-    file.tensors.emplace_back(kOptimizer + name, tensor);
-  }
-  file.metadata["format"] = kFormat;
-  file.metadata["epochs_done"] = std::to_string(epochs_done);
-  write_tensor_file(options.snapshot, file);
+  const std::string bytes = broadcast_text(group, newest.second, site.in("load_snapshot"));
+  const TensorFile file = parse_tensor_file(path, bytes);
+  const int64_t epochs_done = snapshot.check(path, file);
+  apply(path, file, module, optimizer);
+  return epochs_done;
 }
 
 }  // namespace
@@ -217,19 +232,11 @@ int64_t load_snapshot(const Options& options, torch::nn::Module& module, const C
 
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
                    torch::optim::Optimizer& optimizer) {
-  save(options, epochs_done, module, named_state(optimizer));
+  SnapshotFile(options).write(epochs_done, module, named_state(optimizer));
 }
 
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module) {
-  save(options, epochs_done, module, {});
-}
-
-bool stop_requested(const CallSite& site) {
-  const bool here = stop_request() != 0;
-  const ProcessGroup& group = world();
-  const torch::Tensor own =
-      torch::full({1}, here ? 1.0 : 0.0, torch::TensorOptions(group.device()));
-  return group.all_gather(own, site.in("stop_requested")).any().item<bool>();
+  SnapshotFile(options).write(epochs_done, module, {});
 }
 
 }  // namespace ddp

@@ -38,9 +38,4 @@ void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn:
                    torch::optim::Optimizer& optimizer);
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module);
 
-/// True if SIGTERM, SIGUSR1 or SIGUSR2 came to any rank since load_snapshot(). Save then, and
-/// return ExitCode::kRunAgain. Collective if there is a process group: the ranks agree, because a
-/// signal may reach them at different moments, or only some of them.
-bool stop_requested(const CallSite& site = CallSite::current());
-
 }  // namespace ddp

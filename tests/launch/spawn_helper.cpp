@@ -15,8 +15,8 @@
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/process_exit.hpp"
+#include "common/base/signals.hpp"
 #include "common/launch/spawn.hpp"
-#include "common/launch/stop_request.hpp"
 
 namespace {
 

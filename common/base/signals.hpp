@@ -1,4 +1,4 @@
-// common/launch/stop_request.hpp - effects of signals on a run: above all, requests to stop.
+// common/base/signals.hpp - effects of signals on this process.
 #pragma once
 
 namespace ddp {

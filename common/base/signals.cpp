@@ -1,4 +1,4 @@
-#include "common/launch/stop_request.hpp"
+#include "common/base/signals.hpp"
 
 #include <unistd.h>
 
