@@ -31,10 +31,8 @@ inline constexpr const char* kNcclWatchdog =
 /// Functions of libddp_cuda.so, opened at run time if a GPU will be used: one binary serves all
 /// machines, and a run on the CPU does not load CUDA, which takes a second and 300 MB.
 struct CudaModule {
-  /// @param name "nccl" or "nccl-legacy" @throws UsageError if LibTorch has no such backend
   c10::intrusive_ptr<c10d::Backend> (*make_nccl_backend)(
-      const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
-      const BackendOptions& options);
+      const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
   std::unique_ptr<GraphStream> (*make_graph_stream)(const torch::Device& device);
   /// Replaces tensors of one size, each on another device, by their mean: NCCL within one process,
   /// on the current stream of each device.

@@ -58,9 +58,8 @@ const MpiModule& need_mpi_module() {
   return *module;
 }
 
-template <bool kLegacy>
 NewBackend make_nccl(const StorePointer& store, const BackendOptions& options) {
-  return cuda_module()->make_nccl_backend(kLegacy ? "nccl-legacy" : "nccl", store, options);
+  return cuda_module()->make_nccl_backend(store, options);
 }
 
 NewBackend make_mpi(const StorePointer&, const BackendOptions& options) {
@@ -113,8 +112,7 @@ struct Row {
 };
 
 constexpr std::array<Row, kBackends.size()> kRows = {{
-    {"nccl", make_nccl<false>, nullptr, nccl_error},
-    {"nccl-legacy", make_nccl<true>, nullptr, nccl_error},
+    {"nccl", make_nccl, nullptr, nccl_error},
     {"gloo", make_gloo_backend, nullptr, gloo_error},
     {"mpi", make_mpi, check_mpi_launch},
     {"shm", make_shm},

@@ -40,8 +40,6 @@ struct BackendTraits {
 /// In the order of --help.
 inline constexpr std::array kBackends = {
     BackendTraits{.name = kNccl, .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
-    BackendTraits{
-        .name = "nccl-legacy", .on_cpu = false, .has_all_to_all = true, .has_watchdog = true},
     BackendTraits{.name = kGloo,
                   .has_average = false,
                   .has_all_to_all = true,

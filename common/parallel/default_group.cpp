@@ -173,10 +173,6 @@ void destroy_process_group(const CallSite& site) {
   at_train_end([group = std::shared_ptr<ProcessGroup>(std::move(of_this_rank<DefaultGroup>()))] {});
 }
 
-const ProcessGroup* find_default_process_group() {
-  return of_this_rank<DefaultGroup>().get();
-}
-
 const ProcessGroup& default_process_group() {
   const DefaultGroup& group = of_this_rank<DefaultGroup>();
   TORCH_CHECK(group, "Expected init_process_group() to have been called, got no group");

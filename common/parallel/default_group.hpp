@@ -37,9 +37,7 @@ void init_process_group(LaunchEnvironment launch, torch::Device device,
 /// see an error.
 void destroy_process_group(const CallSite& site = CallSite::current());
 
-/// @return the default group; null if there is none, as in stage 01
-const ProcessGroup* find_default_process_group();
-/// @throws c10::Error if there is none
+/// @throws c10::Error if there is none, as in stage 01
 const ProcessGroup& default_process_group();
 /// The default group, or before init_process_group() and after the destruction a group of this
 /// rank alone, with the restart count of the environment. Its collectives take tensors of any

@@ -18,10 +18,10 @@ BUT = ("tools/collectives.cpp", "bench/micro/", "bench/peers/", "common/meet/sto
 
 # What nobody outside of its room names: pattern, room, and how often the rest of the code may.
 ROOMS = [
-    (r'"(shm|gloo|mpi|nccl|nccl-legacy)"', "common/backends/", 0),
+    (r'"(shm|gloo|mpi|nccl)"', "common/backends/", 0),
     (r'"(spawn|torchrun|mpirun|openmpi|srun|slurm|htcondor|environment|flags)"', "common/meet/", 0),
     (r"VirtualGuardImpl", "common/device/", 0),
-    (r"\b(\w*group_?|find_default_process_group\(\)) [!=]= nullptr", "common/nowhere/", 3),
+    (r"\b\w*group_? [!=]= nullptr", "common/parallel/default_group.", 0),
 ]
 
 

@@ -9,6 +9,11 @@
 using Catch::Approx;
 #else
 #include <catch2/catch.hpp>
+namespace Catch::Matchers {
+inline auto ContainsSubstring(const std::string& part) {
+  return Contains(part);
+}
+}  // namespace Catch::Matchers
 #endif
 
 namespace ddp::test {

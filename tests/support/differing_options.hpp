@@ -28,12 +28,11 @@ inline std::pair<Options, Options> differing_options(const std::string& name, in
     std::ranges::transform(arguments, std::back_inserter(argv), &std::string::c_str);
     Options options = parse_options(static_cast<int>(argv.size()), argv.data(), StartedBy::kProgram,
                                     {.graph = true, .batch_finder = true});
-    options.batch_size = resolve_batch_size(options, world_size);
+    resolve_options(options, world_size);
     return options;
   };
   const auto text_of = [&](const Options& options) {
-    const std::vector<Setting> settings = settings_of(options, world_size);
-    return std::ranges::find(settings, name, &Setting::name)->text;
+    return std::ranges::find(options.settings, name, &Setting::name)->text;
   };
   const Options usual = parse("");
   for (const char* const value :

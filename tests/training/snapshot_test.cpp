@@ -80,6 +80,7 @@ class Training {
   /// @param weights_seed seed of the first weights, which the snapshot must replace
   explicit Training(const ddp::Options& options, uint64_t weights_seed = 1)
       : options_(options), dataset_(ddp::load_dataset(options)) {
+    ddp::resolve_options(options_, 1);
     torch::manual_seed(weights_seed);
     model_ = ddp::Mlp(dataset_.layers);
     optimizer_ = ddp::make_optimizer(model_->parameters(), options);
@@ -239,7 +240,9 @@ TEST_CASE("the snapshot before is taken if the newest is damaged or gone", "[sna
 TEST_CASE("another run's snapshot is refused, and its own predecessor not taken", "[snapshot]") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::Mlp model(std::vector<int64_t>{2, 1});
-  for (const ddp::Setting& setting : ddp::settings_of({}, 1)) {
+  ddp::Options defaults;
+  ddp::resolve_options(defaults, 1);
+  for (const ddp::Setting& setting : defaults.settings) {
     if (setting.name == "--batch-size") {
       continue;  // its text is part of --global-batch's
     }
@@ -251,6 +254,8 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
     }
     static_cast<ddp::IdentityOptions&>(other) = {};  // this process is alone
     other.snapshot = setting.name == "--snapshot" ? other.snapshot : options.snapshot;
+    ddp::resolve_options(options, 1);
+    ddp::resolve_options(other, 1);
     ddp::save_snapshot(options, 1, *model);
     const auto refused = message_of<ddp::Error>([&] { ddp::load_snapshot(other, *model); });
     INFO(setting.name << ": " << refused);
@@ -302,6 +307,15 @@ TEST_CASE("a snapshot of an earlier version loads", "[snapshot]") {
   CHECK(training.tensors().front().sum().item<float>() == Approx(0.65972));
   options.learning_rate = 0.5;
   CHECK(contains(refusal(options), "it has lr \"0.05\", expected 0.5"));
+  // An option that the earlier version had not is at its default.
+  options.learning_rate = 0.05;
+  const std::string bytes = read_text(options.snapshot);
+  ddp::TensorFile file = ddp::parse_tensor_file("", bytes);
+  file.metadata.erase("seed");
+  ddp::write_tensor_file(options.snapshot, file);
+  CHECK(Training(options).load() == 1);
+  options.seed = 7;
+  CHECK(contains(refusal(options), "it has seed \"\", expected 7"));
 }
 
 TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot]") {
@@ -338,13 +352,14 @@ TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot
     change(file);
     fs::remove(options.snapshot);
     ddp::write_tensor_file(options.snapshot, file);
-    using Catch::Matchers::Contains;
-    CHECK_THAT(refusal(options), Contains(expected) && !Contains(".prev"));
+    using Catch::Matchers::ContainsSubstring;
+    CHECK_THAT(refusal(options), ContainsSubstring(expected) && !ContainsSubstring(".prev"));
   }
   write(options.snapshot, bytes);
   ddp::Mlp model(options.layers);
-  CHECK_THROWS_WITH(ddp::load_snapshot(options, *model),
-                    Catch::Matchers::Contains("holds \"optimizer.state.0.exp_avg\", which"));
+  CHECK_THROWS_WITH(
+      ddp::load_snapshot(options, *model),
+      Catch::Matchers::ContainsSubstring("holds \"optimizer.state.0.exp_avg\", which"));
 }
 
 TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none where none is",
@@ -486,6 +501,7 @@ TEST_CASE("a rank of the next test", "[.][rank]") {
     ddp::Options options;
     options.snapshot = std::getenv("SNAPSHOT");
     options.resume = "auto";
+    ddp::resolve_options(options, launch.world_size);
     sleep(launch.rank == 1 ? 1 : 0);  // reads rank 0's answer late
     torch::nn::Sequential model(torch::nn::BatchNorm1d(2));
     if (ddp::load_snapshot(options, *model) > 0) {
@@ -508,6 +524,7 @@ TEST_CASE("rank 0's snapshot, and a refusal, also of the file system, reach all 
     ddp::Options options;
     options.snapshot = folder + "kept";
     options.batch_size *= 2;  // of both ranks
+    ddp::resolve_options(options, 1);
     torch::nn::Sequential model(torch::nn::BatchNorm1d(2));
     for (const int value : {7, 8}) {
       model->buffers()[0].fill_(value);

@@ -15,7 +15,7 @@
 #include <exception>
 #include <type_traits>
 
-// LibTorch's own "nccl": since 2.15 a new class, and the old class is "nccl-legacy".
+// LibTorch's own "nccl" is a new class since 2.15.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #include <torch/csrc/distributed/c10d/nccl2/ProcessGroupNCCL.hpp>
 #define DDP_NCCL c10d::nccl2::ProcessGroupNCCL
@@ -29,14 +29,11 @@
 namespace ddp {
 namespace {
 
-using Nccl = DDP_NCCL;
-using LegacyNccl = c10d::ProcessGroupNCCL;
-
 /// Lets the new class's watchdog end the process with a line of explanation. The old class's
 /// watchdog throws in its thread, which has that effect already.
 template <typename Backend>
 void say_why_watchdog_ends(Backend& backend) {
-  if constexpr (!std::is_same_v<Backend, LegacyNccl>) {
+  if constexpr (!std::is_same_v<Backend, c10d::ProcessGroupNCCL>) {
     backend.registerAbortHook(/*hook_id=*/0, [] {
       try {
         throw std::runtime_error(kNcclWatchdog);
@@ -98,12 +95,8 @@ std::unique_ptr<GraphStream> make_graph_stream(const torch::Device& device) {
   return std::make_unique<CudaGraphStream>(device);
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
-                                                    const c10::intrusive_ptr<c10d::Store>& store,
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     const BackendOptions& options) {
-  if (name == "nccl-legacy" && std::is_same_v<Nccl, LegacyNccl>) {
-    throw UsageError("--backend nccl-legacy: this LibTorch has one backend of NCCL, expected nccl");
-  }
   // When a collective does not end in time, NCCL's watchdog throws at once: it does not wait a
   // minute for dumps, and no monitor aborts the process. The user's settings have precedence.
   for (const char* const variable :
@@ -113,16 +106,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const std::string& name,
   }
   const auto nccl_options = c10d::ProcessGroupNCCL::Options::create();
   nccl_options->timeout = options.timeout;
-  c10::intrusive_ptr<c10d::Backend> backend;
-  if (name == "nccl") {
-    const auto nccl =
-        c10::make_intrusive<Nccl>(store, options.rank, options.world_size, nccl_options);
-    say_why_watchdog_ends(*nccl);
-    backend = nccl;
-  } else {
-    backend =
-        c10::make_intrusive<LegacyNccl>(store, options.rank, options.world_size, nccl_options);
-  }
+  auto backend =
+      c10::make_intrusive<DDP_NCCL>(store, options.rank, options.world_size, nccl_options);
+  say_why_watchdog_ends(*backend);
   // Bound to its device, so that barriers and lazy initialisation do not guess a device.
   backend->setBoundDeviceId(options.device);
   backend->eagerConnectSingleDevice(options.device);
