@@ -35,15 +35,17 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   return argv;
 }
 
-/// Names of the runs, by their command.
-std::map<Words, std::vector<std::string>> runs_by_command(const Plan& plan) {
-  std::map<Words, std::vector<std::string>> names;
+/// Commands in the order of the plan, with the names of their runs.
+std::vector<std::pair<Words, Words>> runs_by_command(const Plan& plan) {
+  std::vector<std::pair<Words, Words>> all;
   for (const PlannedRun& planned : plan.runs) {
     if (const Words command = pieces_command(planned, plan); !command.empty()) {
-      names[command].push_back(planned.run.name);
+      const auto known = std::ranges::find(all, command, &std::pair<Words, Words>::first);
+      auto& [its_command, names] = known == all.end() ? all.emplace_back(command, Words()) : *known;
+      names.push_back(planned.run.name);
     }
   }
-  return names;
+  return all;
 }
 
 using PieceTimes = std::map<std::string, std::vector<double>>;  // milliseconds, by the piece's name

@@ -1,7 +1,6 @@
 #include "bench/run.hpp"
 
-#include <fmt/chrono.h>
-
+#include <ctime>
 #include <filesystem>
 #include <numeric>
 #include <random>
@@ -68,7 +67,9 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
   Outcome result;
   result.interrupted = child.interrupted;
   const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
-  result.launch.started = fmt::format("{:%FT%TZ}", fmt::gmtime(started));
+  char utc[32] = "";
+  std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&started));
+  result.launch.started = utc;
   if (!child.ok()) {
     result.error = child.failure();
     return result;

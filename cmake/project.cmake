@@ -26,7 +26,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(ddp_warnings INTERFACE -Wno-restrict)
 endif()
 # Off for users, because other compilers may have other warnings; on in continuous integration.
-option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" "$ENV{CI}")
+set(warnings_as_errors OFF)
+if(DEFINED ENV{CI})
+  set(warnings_as_errors ON)
+endif()
+option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" ${warnings_as_errors})
 if(DDP_WARNINGS_AS_ERRORS)
   target_compile_options(ddp_warnings INTERFACE -Werror)
 endif()

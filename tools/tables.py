@@ -146,7 +146,7 @@ def update_page(page, text):
         marker, kind, argument, file, _ = match.groups()
         try:
             return marker + KINDS[kind](load(ROOT / file) if file else None, argument)
-        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             complaints.append(f"{page.relative_to(ROOT)}: {marker.strip()}: {error!r}")
             return match[0]
 

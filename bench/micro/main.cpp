@@ -36,13 +36,14 @@ void check_world(const MicroOptions& options, int size, const std::string& launc
 }
 
 int run(int argc, char** argv, std::string& who) {
-  const MicroOptions options = parse_micro_options(argc, argv);
+  MicroOptions options = parse_micro_options(argc, argv);
   const LaunchEnvironment launch = read_launch_environment();
   const bool is_alone = launch.launcher == "none";
   const int size = is_alone ? options.stage.nprocs.value_or(2) : launch.world_size;
   who = name_of_rank(launch);
   initialize(options, launch.rank == 0);
   check_world(options, size, launch.launcher);
+  resolve_options(options.stage, size);
   if (is_alone && size > 1) {
     return start_ranks(options.stage.program, {argv, argv + argc}, size);
   }

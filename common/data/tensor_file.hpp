@@ -7,11 +7,13 @@
 
 namespace ddp {
 
+using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
+
 /// Content of a safetensors file: named tensors and text. Python's `safetensors` reads the file
 /// too, and no reader executes anything.
 struct TensorFile {
   std::map<std::string, std::string> metadata;
-  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  NamedTensors tensors;
 };
 
 /// Writes `file` so that a reader finds the old file or the new one, also after a crash. The file

@@ -5,9 +5,9 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <numeric>
 
 #include "common/base/command_line.hpp"
+#include "common/base/exit_codes.hpp"
 #include "common/base/module.hpp"
 
 namespace ddp {
@@ -46,21 +46,11 @@ void pin_precision(const std::string& program, int local_rank) {
   at::globalContext().setAllowTF32CuDNN(false);  // convolutions
 }
 
-/// --devices, else all of the machine's `count` CUDA devices.
-std::vector<torch::Device> cuda_devices(const DeviceOptions& options, int count) {
-  std::vector<int> indices = options.devices;
-  if (indices.empty()) {
-    indices.resize(static_cast<size_t>(count));
-    std::iota(indices.begin(), indices.end(), 0);
+torch::Device cuda_device(int index, int devices) {
+  if (index >= devices) {
+    refuse("--devices: got {}, expected 0 to {}", index, devices - 1);
   }
-  std::vector<torch::Device> devices;
-  for (const int index : indices) {
-    if (index >= count) {
-      refuse("--devices: got {}, expected 0 to {}", index, count - 1);
-    }
-    devices.emplace_back(torch::kCUDA, static_cast<c10::DeviceIndex>(index));
-  }
-  return devices;
+  return {torch::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 /// Note [Memory of a step]: the memory that autograd frees in backward is allocated again in the
@@ -111,16 +101,19 @@ torch::Device set_device(const DeviceOptions& options, int local_rank) {
   // same device, init_process_group() refuses them.
   const bool given_one =
       devices == 1 && options.devices.empty() && options.started_by == StartedBy::kLauncher;
-  const std::vector<torch::Device> usable = cuda_devices(options, devices);
+  const auto usable =
+      options.devices.empty() ? static_cast<size_t>(devices) : options.devices.size();
   const auto index = given_one ? 0 : static_cast<size_t>(local_rank);
-  if (index >= usable.size()) {
+  if (index >= usable) {
     refuse(
         "local rank {} has no device of its own: got {} CUDA devices, expected one per process "
         "on this node",
-        local_rank, usable.size());
+        local_rank, usable);
   }
-  c10::impl::VirtualGuardImpl(torch::kCUDA).setDevice(usable[index]);
-  return usable[index];
+  const torch::Device device = cuda_device(
+      options.devices.empty() ? static_cast<int>(index) : options.devices[index], devices);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device;
 }
 
 torch::Device set_device(int local_rank) {
@@ -135,12 +128,21 @@ std::vector<torch::Device> set_devices(const DeviceOptions& options) {
     return {static_cast<size_t>(options.nprocs.value_or(kCpuReplicas)), torch::Device(torch::kCPU)};
   }
   pin_precision(options.program, /*local_rank=*/0);
-  std::vector<torch::Device> picked = cuda_devices(options, devices);
-  const int64_t replicas = options.nprocs.value_or(std::ssize(picked));
-  if (replicas > std::ssize(picked)) {
-    refuse("--nprocs: got {}, expected at most {}, the number of CUDA devices", replicas, devices);
+  std::vector<int> indices = options.devices;
+  if (indices.empty()) {
+    const int replicas = options.nprocs.value_or(devices);
+    if (replicas > devices) {
+      refuse("--nprocs: got {}, expected at most {}, the number of CUDA devices", replicas,
+             devices);
+    }
+    for (int i = 0; i < replicas; ++i) {
+      indices.push_back(i);
+    }
   }
-  picked.erase(picked.begin() + replicas, picked.end());
+  std::vector<torch::Device> picked;
+  for (const int index : indices) {
+    picked.push_back(cuda_device(index, devices));
+  }
   c10::impl::VirtualGuardImpl(torch::kCUDA).setDevice(picked.front());
   return picked;
 }

@@ -170,8 +170,8 @@ int run_program(const std::function<int(std::string& who)>& body) {
   }
   std::cout << std::flush;
   if (!std::cout && code == 0) {
-    code =
-        report_failure({ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
+    code = report_failure(
+        {ExitCode::kTrainingFailed, "cannot write to stdout, expected a reader and room"});
   }
   explain_thread_errors({});
   run_train_end_actions();

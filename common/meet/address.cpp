@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 
+#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/parse.hpp"
 #include "common/base/patience.hpp"
@@ -66,8 +67,11 @@ struct Interface {
 
 /// Interfaces that are up, loopback included, without link-local addresses.
 std::vector<Interface> interfaces() {
-  ifaddrs* list = nullptr;  // stays so if the kernel does not tell
-  getifaddrs(&list);
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    throw TransientError(
+        fmt::format("cannot list the network interfaces: {}", std::strerror(errno)));
+  }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   std::vector<Interface> found;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {

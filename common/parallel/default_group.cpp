@@ -143,6 +143,7 @@ struct Alone {
 
 void init_process_group(const Options& options, const LaunchEnvironment& launch,
                         const torch::Device& device) {
+  TORCH_CHECK(!options.settings.empty(), "Options: got no settings, expected resolve_options()");
   std::string shared_settings = fmt::format("program {}\n", options.program);
   for (const Setting& setting : options.settings) {
     shared_settings += setting.agree ? fmt::format("{} {}\n", setting.name, setting.text) : "";

@@ -178,11 +178,13 @@ void GradientReducer::expect_unchanged() {
     }
   }
   size_t number = 0;
-  bool is_changed = false;
+  bool has_new = false;
   for_each_parameter(module_, [&](const torch::Tensor& parameter) {
-    is_changed |= number >= walked_.size() || walked_[number++] != parameter.unsafeGetTensorImpl();
+    const auto* const impl = parameter.unsafeGetTensorImpl();
+    const bool is_as_wrapped = number < walked_.size() && walked_[number++] == impl;
+    has_new |= !is_as_wrapped && parameter.requires_grad() && !named_.contains(impl);
   });
-  if (is_changed) {
+  if (has_new) {
     for (const auto& [name, parameter] : module_.named_parameters().pairs()) {
       if (parameter.requires_grad() && !named_.contains(parameter.unsafeGetTensorImpl())) {
         refuse(

@@ -14,7 +14,7 @@ namespace {
 std::string model_text(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
   std::ostringstream text;
   std::unordered_map<const torch::TensorImpl*, std::string> names;
-  for (const auto& [name, parameter] : kept(module.named_parameters(), ignored)) {
+  for (const auto& [name, parameter] : kept(named, ignored)) {
     text << name << " " << parameter.sizes() << " " << parameter.dtype()
          << (parameter.requires_grad() ? "" : " frozen");
     if (parameter.layout() == torch::kStrided && !parameter.is_contiguous()) {
@@ -65,7 +65,7 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
   const std::lock_guard<std::mutex> lock(mutex);
   std::erase_if(owners, [](const auto& entry) { return entry.second.expired(); });
   const auto own = std::make_shared<char>();
-  for (const auto& [name, parameter] : kept(module.named_parameters(), ignored)) {
+  for (const auto& [name, parameter] : kept(named, ignored)) {
     std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
     if (const auto other = owner.lock(); other != nullptr && other != own) {
       refuse(
@@ -83,8 +83,9 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
                                            const std::vector<std::string>& ignored,
                                            const std::string& settings) {
   std::vector<torch::Tensor> parameters = trainable_parameters(module);
+  const auto named = module.named_parameters();
   for (const std::string& name : ignored) {
-    const torch::Tensor* const parameter = module.named_parameters().find(name);
+    const torch::Tensor* const parameter = named.find(name);
     if (parameter != nullptr) {
       std::erase_if(parameters, [&](const auto& other) { return other.is_same(*parameter); });
     } else if (!module.named_buffers().contains(name)) {
@@ -92,7 +93,7 @@ std::vector<torch::Tensor> same_parameters(const torch::nn::Module& module,
     }
   }
   process_group.board().same("model", settings + model_text(module, ignored));
-  for (const auto& [name, parameter] : kept(module.named_parameters(), ignored)) {
+  for (const auto& [name, parameter] : kept(named, ignored)) {
     expect_sendable("parameter " + name, parameter, process_group.device());
   }
   for (const auto& [name, buffer] : kept(module.named_buffers(), ignored)) {

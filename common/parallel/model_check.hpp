@@ -3,11 +3,10 @@
 
 #include <torch/nn/module.h>
 
+#include "common/data/tensor_file.hpp"
 #include "common/parallel/process_group.hpp"
 
 namespace ddp {
-
-using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 /// @return the items whose names are not in `ignored`
 NamedTensors kept(const torch::OrderedDict<std::string, torch::Tensor>& items,

@@ -20,9 +20,9 @@ class SyncBatchNormImpl
       : NormImplBase(its_options) {}
   /// @param process_group must outlive this object
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& its_options,
-                    const ProcessGroup* process_group)
+                    const ProcessGroup& process_group)
       : NormImplBase(its_options),
-        group_([process_group]() -> const ProcessGroup& { return *process_group; }) {}
+        group_([&process_group]() -> const ProcessGroup& { return process_group; }) {}
   explicit SyncBatchNormImpl(int64_t num_features)
       : SyncBatchNormImpl(torch::nn::BatchNormOptions(num_features)) {}
 

@@ -4,8 +4,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <utility>
 
+#include "common/data/tensor_file.hpp"
 #include "common/launch/options.hpp"
 
 namespace ddp {
@@ -14,8 +14,6 @@ namespace ddp {
 /// @throws UsageError for another name
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const std::vector<torch::Tensor>& parameters, const TrainOptions& options);
-
-using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 /// State by parameter, named as in Python's state_dict(): "state.0.momentum_buffer". Empty for
 /// plain SGD, and before the first step.

@@ -71,6 +71,8 @@ TEST_CASE("every collective of every type is right, over every backend of CPUs")
 
 TEST_CASE("a row has everything that its name needs, and no name is taken for another") {
   const torch::Device gpu("cuda:0");
+  CHECK(&ddp::traits_of("nccl2") == &ddp::traits_of("nccl"));
+  CHECK(ddp::traits_of("shm2").name == std::string());
   for (const ddp::BackendTraits& row : ddp::kBackends) {
     INFO(row.name);
     CHECK(&ddp::traits_of(row.name) == &row);

@@ -358,14 +358,15 @@ TEST_CASE("bf16_compress_hook() gives the mean to bfloat16's precision", "[hook]
     Linear model(torch::nn::LinearOptions(6, 7).bias(false));
     DistributedDataParallel wrap(model, group);
     wrap.register_comm_hook(ddp::bf16_compress_hook);
-    wrap.forward(torch::full({1, 6}, group.rank() + 1.01)).sum().backward();
+    wrap.forward(torch::arange(6).view({1, 6}) / 5 + group.rank() + 1.01).sum().backward();
     return gradients(*model);
   });
   const double mean = (world_size - 1) / 2.0 + 1.01;
-  const torch::Tensor exact = torch::full({7 * 6}, mean, torch::kFloat64);
+  const torch::Tensor exact = (torch::arange(6, torch::kFloat64) / 5 + mean).repeat({7});
   CHECK_FALSE(close(results[0], exact, 1e-6));
+  check_all(results, results[0], 0);
   // Each rank's part is rounded once, and the sum after each addition.
-  check_all(results, exact, mean * 2 * world_size * 0x1p-8);
+  check_all(results, exact, (mean + 1) * 2 * world_size * 0x1p-8);
 }
 
 TEST_CASE("--bucket-mib: the first bucket has 1 MiB, or less", "[buckets]") {
@@ -505,6 +506,7 @@ TEST_CASE(
   on_any_ranks([](ProcessGroup& group) {
     const int world_size = group.world_size();
     const auto expect_mean = [&](auto model, double rtol, const auto& input_of_rank) {
+      const auto format = model->weight.suggest_memory_format();
       DistributedDataParallel wrap(model, group);
       const torch::Tensor weight = model->weight;
       torch::Tensor mean = torch::zeros_like(weight, torch::kFloat64);
@@ -518,7 +520,7 @@ TEST_CASE(
         wrap.forward(input_of_rank(group.rank())).sum().backward();
         const torch::Tensor got = weight.grad().to_dense();  // a single rank's stays sparse
         TORCH_CHECK(torch::allclose(got.to(torch::kFloat64), mean, rtol), "got ", got);
-        TORCH_CHECK(got.is_contiguous(weight.suggest_memory_format()), "got ", got.strides());
+        TORCH_CHECK(weight.is_contiguous(format) && got.is_contiguous(format), got.strides());
       }
     };
     Linear half = one_weight();
@@ -923,7 +925,7 @@ TEST_CASE("SyncBatchNorm is BatchNorm of the whole batch, with any option, forwa
                                 Options(2).eps(0.5), Options(2).track_running_stats(false));
   on_any_ranks([&](ProcessGroup& group) {
     const int rank = group.rank();
-    ddp::SyncBatchNorm model(options, &group);
+    ddp::SyncBatchNorm model(options, group);
     torch::nn::BatchNorm2d alone(options);
     model->to(torch::kFloat64);
     alone->to(torch::kFloat64);

@@ -23,7 +23,7 @@
 #include "common/parallel/distributed_data_parallel.hpp"
 #include "common/parallel/nn.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
-#include "common/training/snapshot.hpp"
+#include "common/training/stop_request.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/differing_options.hpp"
 #include "tests/support/ranks_by_hand.hpp"
@@ -191,7 +191,9 @@ TEST_CASE("the world size is compared", "[settings]") {
   ddp::test::run_threads(3, [&](int rank) {
     const auto message = message_of<ddp::UsageError>([&] {
       const auto launch = ddp::test::rank_of(rank, rank == 0 ? 2 : 3, store);
-      ddp::init_process_group(plain(), launch, torch::kCPU);
+      Options options = plain();
+      ddp::resolve_options(options, launch.world_size);
+      ddp::init_process_group(options, launch, torch::kCPU);
     });
     TORCH_CHECK(contains(message, R"(rank 1 has "world size 3", rank 0 has "world size 2")"),
                 message);
@@ -715,7 +717,9 @@ TEST_CASE("the default group is every thread's, whichever made it, and ends with
   CHECK_THROWS_AS(ddp::default_process_group(), c10::Error);
   // Ranks that are threads: a further thread belongs to none.
   CHECK(meet(std::vector(2, plain()), [&](const ProcessGroup& group) {
-          in_thread([&] { CHECK_THROWS_AS(ddp::default_process_group(), c10::Error); });
+          std::string refusal;
+          in_thread([&] { refusal = message_of([] { ddp::default_process_group(); }); });
+          TORCH_CHECK(!refusal.empty());
           TORCH_CHECK(&ddp::default_process_group() == &group);
         }) == std::vector<std::string>(2));
 }
@@ -946,6 +950,7 @@ TEST_CASE("an accelerator's reduce_mean() leaves its argument, its end finds oth
       .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
   Options options = plain();
   options.device = "cpu";
+  ddp::resolve_options(options, 3);
   ddp::test::run_threads(3, [&](int rank) {
     const ddp::Accelerator accelerator(options, ddp::test::rank_of(rank, 3, store));
     const torch::Tensor own = torch::tensor({1.0 * rank, 10.0 * rank}).set_requires_grad(true);
@@ -958,5 +963,4 @@ TEST_CASE("an accelerator's reduce_mean() leaves its argument, its end finds oth
     const auto message = message_of<ddp::Error>([&] { accelerator.end_training(*model); });
     TORCH_CHECK(contains(message, "rank 2 has digest"), message);
   });
-  SUCCEED("no rank threw");
 }

@@ -42,7 +42,9 @@ def main():
         return 0
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], check=True, capture_output=True, text=True).stdout.split("\0")
     sizes = count({name: (ROOT / name).read_text(errors="replace") for name in listed if (ROOT / name).is_file()})
-    wrong = [f"{name}: got {size}, expected at most {limits[name]}" for name, size in sizes.items() if size > limits[name]]
+    # Less than half is a mistake in the counting, or a limit to lower.
+    wrong = [f"{name}: got {size}, expected at most {limits[name]}, and more than half of it" for name, size in sizes.items()
+             if not limits[name] / 2 < size <= limits[name]]
     for name, size in sizes.items():
         print(f"{name:<16}{size:>7} of at most {limits[name]}")
     print(*wrong, sep="\n", end="\n" if wrong else "")

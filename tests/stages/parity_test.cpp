@@ -24,7 +24,8 @@ using ddp::test::RunResult;
 struct Outcome {
   double moved = NAN;
   std::string digest;
-  torch::Tensor weights;  ///< all of the snapshot's tensors in a row, (numbers) float64
+  std::string names;  ///< of the snapshot's tensors
+  torch::Tensor weights;  ///< all of them in a row, (numbers) float64
   std::string out;
 };
 
@@ -106,6 +107,7 @@ class Folder {
     std::vector<torch::Tensor> weights;
     const ddp::MappedFile snapshot(file());
     for (const auto& [name, tensor] : ddp::parse_tensor_file(file(), snapshot.bytes()).tensors) {
+      outcome.names += name + "\n";
       weights.push_back(tensor.flatten().to(torch::kFloat64));
     }
     outcome.weights = torch::cat(weights);
@@ -128,7 +130,8 @@ bool agrees(double value, double reference, double relative) {
 }
 
 bool agrees(const Outcome& a, const Outcome& b) {
-  return agrees(a.moved, b.moved, 1e-4) && torch::allclose(a.weights, b.weights, 1e-3, 1e-4);
+  return agrees(a.moved, b.moved, 1e-4) && a.names == b.names &&
+         torch::allclose(a.weights, b.weights, 1e-3, 1e-4);
 }
 
 /// Workloads with fewer samples in the last step of an epoch.

@@ -154,7 +154,7 @@ TEST_CASE("the printed step is the slowest rank's median without warm-up", "[log
       "--no-communication --quiet --metrics m");
   const Metrics metrics = read_metrics(folder.file("m"), 2);
   REQUIRE(metrics.rows.size() == 2 * 1280);  // more than one gather
-  const torch::Tensor step_ms = torch::empty({1280, 2}, torch::kFloat64);
+  const torch::Tensor step_ms = torch::full({1280, 2}, NAN, torch::kFloat64);
   for (const json& row : metrics.rows) {
     step_ms[row["step"].get<int64_t>()][row["rank"].get<int64_t>()] = row["step_ms"].get<double>();
   }

@@ -1,6 +1,7 @@
 // A snapshot is whole, or the damage is found, whatever happens to the file and to its save. A
 // resumed run ends on the bits of an unbroken run.
 #include "common/training/snapshot.hpp"
+#include "common/training/stop_request.hpp"
 
 #include <sys/wait.h>
 #include <torch/nn/modules/batchnorm.h>

@@ -61,12 +61,12 @@ def _train_and_report(rank, options, train, rendezvous):
     samples = load_samples(options)
     torch.manual_seed(options.seed)
     model = Mlp(options.layers).to(device)
-    initial = parameters_to_vector(model.parameters()).detach().cpu()
+    initial = parameters_to_vector(model.parameters()).detach().cpu().double()
 
     log = (CudaStepLog if device.type == "cuda" else StepLog)(options, rank, *[_mean_over_ranks] if rendezvous else [])
     train(options, device, samples, model, log)
 
-    final = parameters_to_vector(model.parameters()).detach().cpu()
+    final = parameters_to_vector(model.parameters()).detach().cpu().double()
     gather = _gather if rendezvous else lambda value: [value]
     # Bytes, because a NaN equals nothing.
     digests = gather(hashlib.sha256(final.numpy().tobytes()).digest())
@@ -76,7 +76,7 @@ def _train_and_report(rank, options, train, rendezvous):
         return  # the rank with other weights has raised the error
     ranks = gather(log.of_rank())
     if rank == 0:
-        log.report(ranks, len(final), (final.double() - initial.double()).norm().item(), options.backend if rendezvous else None)
+        log.report(ranks, len(final), (final - initial).norm().item(), options.backend if rendezvous else None)
     if rendezvous:
         dist.barrier()
         dist.destroy_process_group()
