@@ -25,11 +25,11 @@ Board board_of(const StorePointer& store, const BackendOptions& options) {
 NewBackend connect_shm(const StorePointer& store, const BackendOptions& options) {
   Board board = board_of(store, options);
   return make_host_backend(
-      "shm", shm::Collectives::connect(options.rank, options.world_size, options.timeout,
-                                       [&board](const std::string& mine) {
-                                         return board.gather("shm", mine,
-                                                             "the start of --backend shm");
-                                       }));
+      kShm, shm::Collectives::connect(options.rank, options.world_size, options.timeout,
+                                      [&board](const std::string& mine) {
+                                        return board.gather("shm", mine,
+                                                            "the start of --backend shm");
+                                      }));
 }
 
 /// Shared memory if all ranks can share it, else Gloo.
@@ -63,7 +63,7 @@ NewBackend make_nccl(const StorePointer& store, const BackendOptions& options) {
 }
 
 NewBackend make_mpi(const StorePointer&, const BackendOptions& options) {
-  return make_host_backend("mpi", need_mpi_module().connect(options.rank, options.world_size));
+  return make_host_backend(kMpi, need_mpi_module().connect(options.rank, options.world_size));
 }
 
 NewBackend make_shm(const StorePointer& store, const BackendOptions& options) {
@@ -112,10 +112,10 @@ struct Row {
 };
 
 constexpr std::array<Row, kBackends.size()> kRows = {{
-    {"nccl", make_nccl, nullptr, nccl_error},
-    {"gloo", make_gloo_backend, nullptr, gloo_error},
-    {"mpi", make_mpi, check_mpi_launch},
-    {"shm", make_shm},
+    {kNccl, make_nccl, nullptr, nccl_error},
+    {kGloo, make_gloo_backend, nullptr, gloo_error},
+    {kMpi, make_mpi, check_mpi_launch},
+    {kShm, make_shm},
 }};
 
 /// @return null for "auto", and for a name that no row has
@@ -128,7 +128,7 @@ const Row* find_row(std::string_view name) {
 
 std::string resolve_backend(const std::string& name, const torch::Device& device) {
   if (name == "auto" && device.is_cuda()) {
-    return "nccl";
+    return kNccl;
   }
   const BackendTraits& traits = traits_of(name);
   if (device.is_cpu() ? !traits.on_cpu : !traits.on_cuda) {

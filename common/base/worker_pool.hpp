@@ -26,11 +26,11 @@ inline void pause_briefly() {
 class WorkerPool {
  public:
   /// Reads before a waiting thread sleeps: about 10 us. More hurts on machines with few cores.
-  static constexpr int kFewLooks = 500;
+  static constexpr int kSpinsBeforeSleep = 500;
 
   /// @param size threads that work at a time, the caller of run() included
   /// @throws std::system_error if a thread cannot be started; none is left then
-  explicit WorkerPool(size_t size, int looks = kFewLooks)
+  explicit WorkerPool(size_t size, int looks = kSpinsBeforeSleep)
       : WorkerPool() {  // so the destructor runs if a thread cannot be started
     looks_ = looks;
     for (size_t i = 1; i < size; ++i) {
@@ -102,7 +102,7 @@ class WorkerPool {
     return value.load(std::memory_order_acquire);
   }
 
-  int looks_ = kFewLooks;
+  int looks_ = kSpinsBeforeSleep;
   const void* task_ = nullptr;
   void (*call_task_)(const void* task, size_t index) = nullptr;
   std::atomic<uint32_t> round_{0};  // increases when there is work

@@ -38,10 +38,10 @@ std::vector<int> watched_signals() {
 }
 
 /// Processes of all ranks. The destructor kills the ranks that are left.
-class Ranks {
+class RankProcesses {
  public:
-  Ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
-        const std::vector<int>& held_signals)
+  RankProcesses(const std::string& program, const std::vector<std::string>& argv, int world_size,
+                const std::vector<int>& held_signals)
       : program_(program) {
     std::cout << std::flush;
     const NamesOfNumbers& names = kSpawnLauncher.numbers;
@@ -194,7 +194,7 @@ int processes_to_start(const DeviceOptions& options) {
 
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
                 const std::vector<int>& held_signals) {
-  return Ranks(program, argv, world_size, held_signals).wait();
+  return RankProcesses(program, argv, world_size, held_signals).wait();
 }
 
 int spawn(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra) {

@@ -14,7 +14,7 @@ using Kind = StoreLocation::Kind;
 /// is one of several if their number is over the one in front. All variables that begin as one does
 /// up to its * are the same launcher's.
 constexpr int64_t kAnyValue = std::numeric_limits<int64_t>::min();
-constexpr std::pair<int64_t, const char*> kStrangers[] = {
+constexpr std::pair<int64_t, const char*> kUnsupported[] = {
     {1,
      "PMI_*SIZE,MPI_LOCAL*NRANKS,MV2_COMM_WORLD_*SIZE,FLUX_*JOB_SIZE,JSM_NAMESPACE_*SIZE,"
      "PET_*NNODES,PADDLE_*TRAINERS_NUM,DMLC_*NUM_WORKER,AWS_BATCH_JOB_NUM_NODES,"
@@ -55,7 +55,7 @@ int64_t number_in(const std::string& value) {
 }
 
 /// Without a launcher this process is alone. Refuses variables of unknown launchers.
-void refuse_strangers(const LaunchReading& reading) {
+void refuse_unsupported(const LaunchReading& reading) {
   const auto refuse_over = [&reading](int64_t most_alone, const std::string& variable) {
     const std::optional<std::string> value = reading.find(variable);
     if (value && number_in(*value) > most_alone) {
@@ -65,7 +65,7 @@ void refuse_strangers(const LaunchReading& reading) {
           variable, quote(*value));
     }
   };
-  for (const auto& [most_alone, names] : kStrangers) {
+  for (const auto& [most_alone, names] : kUnsupported) {
     for (std::string name : split(names)) {
       std::erase(name, '*');
       refuse_over(most_alone, name);
@@ -220,7 +220,7 @@ LaunchEnvironment read_launch_environment(const IdentityOptions& options,
   });
   const bool is_alone = row == launchers().end();
   if (is_alone) {
-    refuse_strangers(reading);
+    refuse_unsupported(reading);
     note_hints(reading);
   } else {
     reading.launcher = &*row;
@@ -256,13 +256,14 @@ bool is_identity_variable(std::string_view variable) {
                               row.of_ranks)) ||
            (process_getenv(row.shows) && begins(row.settings));
   };
-  const auto is_strange = [&begins](const auto& strangers) {
+  const auto is_unsupported = [&begins](const auto& strangers) {
     return std::ranges::any_of(split(strangers.second), [&begins](const std::string& name) {
       return begins(name.find('*') != std::string::npos ? name.substr(0, name.find('*'))
                                                         : name + "=");
     });
   };
-  return std::ranges::any_of(launchers(), is_of) || std::ranges::any_of(kStrangers, is_strange);
+  return std::ranges::any_of(launchers(), is_of) ||
+         std::ranges::any_of(kUnsupported, is_unsupported);
 }
 
 }  // namespace ddp

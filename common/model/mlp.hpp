@@ -32,6 +32,7 @@ TORCH_MODULE(Mlp);
 /// @param output (samples, outputs); without samples the loss and its gradients are zero
 /// @param target (samples) int64 classes, or (samples, 1) float32 values
 /// @param weight Batch::weight, see Note [Averaging] in data_loader.hpp
+/// @throws c10::Error if the shapes do not fit
 torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, double weight = 1);
 
 struct Evaluation {

@@ -36,6 +36,7 @@ class DeviceThreads {
 /// Other members of a module stay as they were cloned.
 class Replicas {
  public:
+  /// @throws c10::Error if there are tied parameters, no device, or a GPU twice
   Replicas(std::shared_ptr<torch::nn::Module> module, std::vector<torch::Device> devices);
 
   /// Splits `input` along dimension 0 into a part for each device, and copies each part to its
@@ -68,6 +69,7 @@ class DataParallel : public Replicas {
       : Replicas(module.ptr(), std::move(devices)) {}
 
   /// Calls forward of all replicas at once, each on its thread. Rethrows the first exception.
+  /// @param inputs (batch / devices, ...) each, from scatter() @return outputs, for gather()
   std::vector<torch::Tensor> parallel_apply(const std::vector<torch::Tensor>& inputs) {
     using Module = typename ModuleHolder::ContainedType;
     std::vector<torch::Tensor> outputs(inputs.size());

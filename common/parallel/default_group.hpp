@@ -34,7 +34,7 @@ void init_process_group(LaunchEnvironment launch, torch::Device device,
                         const ProcessGroupOptions& options = {});
 /// Collective. Waits until every rank has called it, so that the store outlives all ranks, then
 /// closes the connections. Without this call, as after an exception, connections break, and peers
-/// see an error.
+/// see an error. @throws TransientError naming the ranks that did not call it in time
 void destroy_process_group(const CallSite& site = CallSite::current());
 
 /// @throws c10::Error if there is none, as in stage 01
@@ -45,7 +45,8 @@ const ProcessGroup& default_process_group();
 /// @throws UsageError if there is no group and the launcher's variables contradict one another
 const ProcessGroup& world();
 
-/// Sums `tensor` over the ranks of the default group, in place.
+/// Sums `tensor` over the ranks of the default group, in place. Shapes and errors of this and of
+/// the other functions are in ProcessGroup.
 inline void all_reduce(const torch::Tensor& tensor,
                        c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM,
                        const CallSite& site = CallSite::current()) {
@@ -60,6 +61,7 @@ inline void broadcast(const torch::Tensor& tensor, int root = 0,
 inline std::unique_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) {
   return default_process_group().subgroup(ranks);
 }
+/// Returns when all ranks have called it.
 inline void barrier(const CallSite& site = CallSite::current()) {
   default_process_group().barrier(site);
 }

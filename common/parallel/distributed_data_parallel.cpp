@@ -322,9 +322,9 @@ void GradientReducer::rebuild_buckets() {
   process_group_.broadcast(order, /*root=*/0, site_);
   const torch::Tensor on_host = order.to(torch::kCPU);
   const auto* const begin = on_host.const_data_ptr<int64_t>();
-  const std::vector<size_t> of_rank_0(begin, begin + on_host.numel());
-  if (of_rank_0 != buckets_.order()) {
-    buckets_.rebuild(of_rank_0);
+  const std::vector<size_t> order_of_rank_0(begin, begin + on_host.numel());
+  if (order_of_rank_0 != buckets_.order()) {
+    buckets_.rebuild(order_of_rank_0);
   }
 }
 

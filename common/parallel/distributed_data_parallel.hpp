@@ -152,7 +152,8 @@ class GradientReducer {
 
 /// Counterpart of torch.nn.parallel.DistributedDataParallel for a module holder such as ddp::Mlp,
 /// or a shared_ptr to a module. After loss.backward() every rank has the mean of all ranks'
-/// gradients.
+/// gradients. Construction and forward() throw the errors of GradientReducer. Buckets, hooks and
+/// overlap are as in Li et al., "PyTorch Distributed", VLDB 2020.
 template <typename ModuleHolder>
 class DistributedDataParallel {
  public:

@@ -40,7 +40,8 @@ struct GradBucket {
 using CommHook = std::function<std::function<void()>(const ProcessGroup& process_group,
                                                      const GradBucket& bucket)>;
 
-/// CommHook that halves the bytes: divides the gradients, rounds them to bfloat16, and sums them.
+/// CommHook that halves the bytes: divides the gradients, rounds them to bfloat16, and sums them,
+/// as in torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py.
 std::function<void()> bf16_compress_hook(const ProcessGroup& process_group,
                                          const GradBucket& bucket);
 

@@ -23,7 +23,8 @@ class MirroredReplicas {
  public:
   /// @param model first replica, on devices.front(); Cloneable, without tied parameters, because
   /// LibTorch's clone() unties them
-  /// @throws c10::Error if there are tied parameters, no device, or a GPU twice
+  /// @throws c10::Error if there are tied parameters, parameters of several types or none that
+  /// learns, no device, or a GPU twice
   MirroredReplicas(std::shared_ptr<torch::nn::Module> model, std::vector<torch::Device> devices);
 
   size_t size() const noexcept { return modules_.size(); }

@@ -7,7 +7,8 @@
 /// tensor is the sum of the gradients of all ranks' losses. Forward and backward are collective, so
 /// all ranks make the same calls, and every rank's loss depends on the result. A wrapped model's
 /// gradients are means over the ranks: multiply the loss by the world size if their sum is meant.
-/// `group` must outlive the graph.
+/// `group` must outlive the graph. Tensors and errors are as in ProcessGroup; the sum must have a
+/// gradient, so the type is a floating-point one.
 namespace ddp::nn {
 
 /// @return sum of the ranks' `tensor`, in new memory

@@ -13,7 +13,9 @@ namespace ddp {
 
 /// Group of ranks with a backend and its collectives, around c10d's process group. All ranks make
 /// the same calls in the same order. A call throws when --timeout has passed, and names the late
-/// ranks and the calling line, which c10d does not. Collectives come with and without waiting.
+/// ranks and the calling line, which c10d does not. Collectives come with and without waiting. All
+/// ranks give tensors of one shape and type; wrong rows, or strides where contiguous ones are asked
+/// for, are a c10::Error.
 /// It has over 15 functions, because each verb of torch.distributed is one.
 ///
 /// Note [Stops]: a rank that has ended its training, or that goes on after a backward that failed

@@ -52,7 +52,7 @@ class Log {
 
   /// Notes the end of a step, without waiting for a GPU. @param loss scalar, the loss of the step
   void step(const torch::Tensor& loss);
-  /// Mean of the losses of this epoch's steps: scalar float64 on the module's device.
+  /// Mean of the losses of this epoch's steps: scalar float64 on the module's device; NaN without.
   torch::Tensor epoch_loss();
   /// Ends an epoch and prints "[CPU0] Epoch 47 | Batchsize: 32 | Steps: 4 | Loss: 0.0123".
   /// Collective if there is a process group: rank 0 writes all ranks' steps to --metrics and, after

@@ -59,9 +59,11 @@ std::unique_ptr<Optimizer> make_optimizer(const std::vector<torch::Tensor>& para
   if (options.optimizer == "adamw") {
     return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(rate));
   }
-  const double momentum = options.optimizer == "momentum" ? 0.9 : 0.0;
-  return std::make_unique<torch::optim::SGD>(parameters,
-                                             torch::optim::SGDOptions(rate).momentum(momentum));
+  const bool has_momentum = options.optimizer == "momentum";
+  TORCH_CHECK(has_momentum || options.optimizer == "sgd", "Expected a known optimizer, got ",
+              options.optimizer);
+  return std::make_unique<torch::optim::SGD>(
+      parameters, torch::optim::SGDOptions(rate).momentum(has_momentum ? 0.9 : 0));
 }
 
 NamedTensors named_state(Optimizer& optimizer) {

@@ -36,6 +36,7 @@ int64_t load_snapshot(const Options& options, torch::nn::Module& module,
 /// @throws UsageError for optimizers other than SGD, Adam and AdamW
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module,
                    torch::optim::Optimizer& optimizer);
+/// The same for an update without state.
 void save_snapshot(const Options& options, int64_t epochs_done, const torch::nn::Module& module);
 
 }  // namespace ddp

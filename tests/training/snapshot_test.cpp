@@ -400,6 +400,9 @@ TEST_CASE("optimizers are torch::optim's, with the settings that are promised", 
     options.learning_rate = rate;
     return ddp::make_optimizer({torch::ones({1})}, options)->defaults().clone();
   };
+  for (const auto& [name, rate] : ddp::kOptimizers) {
+    CHECK(settings(name)->get_lr() == rate);
+  }
   CHECK(dynamic_cast<torch::optim::SGDOptions&>(*settings("momentum")).momentum() == 0.9);
   CHECK((settings("momentum")->get_lr() == 0.02 && settings("sgd")->get_lr() == 0.1));
   CHECK(dynamic_cast<torch::optim::AdamOptions&>(*settings("adam")).lr() == 0.001);

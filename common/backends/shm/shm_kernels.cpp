@@ -28,7 +28,7 @@ constexpr size_t kPrefetchBytes = 1024;
 
 /// Cache line of T: one register with AVX-512, two with AVX2, four with SSE2 or NEON.
 template <typename T>
-using Line [[gnu::vector_size(kLineBytes)]] = T;
+using CacheLine [[gnu::vector_size(kLineBytes)]] = T;
 
 /// Fetches a line for writing: one transfer, instead of one for reading and one for ownership.
 DDP_INLINE void prefetch_to_write(const char* address) {
@@ -112,7 +112,7 @@ DDP_INLINE void reduce_units(const Reduction& reduction, size_t input_count, siz
     for (size_t i = 0; output_count > 1 && i < output_count; ++i) {
       prefetch_to_write(static_cast<char*>(places.outputs[i]) + offset + kPrefetchBytes);
     }
-    reduce_unit<Line<T>, T, kOp>(places, input_count, output_count, offset);
+    reduce_unit<CacheLine<T>, T, kOp>(places, input_count, output_count, offset);
   }
   for (; offset < bytes; offset += sizeof(T)) {
     reduce_unit<T, T, kOp>(places, input_count, output_count, offset);
@@ -163,7 +163,7 @@ DDP_KERNEL void stream(void* to, const void* from, size_t bytes) {
   const auto* const source = static_cast<const char*>(from);
   size_t offset = 0;
   for (; offset + kLineBytes <= bytes; offset += kLineBytes) {
-    Line<char> line;
+    CacheLine<char> line;
     std::memcpy(&line, source + offset, kLineBytes);
     write_past_caches(target + offset, line);
   }
