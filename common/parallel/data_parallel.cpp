@@ -87,9 +87,9 @@ std::vector<std::shared_ptr<torch::nn::Module>> clone_to(
 DeviceThreads::DeviceThreads(std::vector<torch::Device> devices)
     : devices_(std::move(devices)),
       // Looks more often before it sleeps if each thread has a core: bridges the fetch of a batch.
-      threads_(
-          devices_.size(),
-          WorkerPool::kFewLooks * (std::cmp_less_equal(devices_.size(), count_cores()) ? 10 : 1)) {
+      threads_(devices_.size(),
+               WorkerPool::kSpinsBeforeSleep *
+                   (std::cmp_less_equal(devices_.size(), count_cores()) ? 10 : 1)) {
   TORCH_CHECK(!devices_.empty(), "Expected at least one device, got none");
   for (auto device = devices_.begin(); device != devices_.end(); ++device) {
     // Autograd has one thread per device: backward would wait in that thread for itself.

@@ -14,7 +14,7 @@ namespace {
 std::string model_text(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
   std::ostringstream text;
   std::unordered_map<const torch::TensorImpl*, std::string> names;
-  for (const auto& [name, parameter] : kept(named, ignored)) {
+  for (const auto& [name, parameter] : kept(module.named_parameters(), ignored)) {
     text << name << " " << parameter.sizes() << " " << parameter.dtype()
          << (parameter.requires_grad() ? "" : " frozen");
     if (parameter.layout() == torch::kStrided && !parameter.is_contiguous()) {
@@ -65,7 +65,7 @@ std::shared_ptr<void> take_parameters(const torch::nn::Module& module,
   const std::lock_guard<std::mutex> lock(mutex);
   std::erase_if(owners, [](const auto& entry) { return entry.second.expired(); });
   const auto own = std::make_shared<char>();
-  for (const auto& [name, parameter] : kept(named, ignored)) {
+  for (const auto& [name, parameter] : kept(module.named_parameters(), ignored)) {
     std::weak_ptr<void>& owner = owners[parameter.unsafeGetTensorImpl()];
     if (const auto other = owner.lock(); other != nullptr && other != own) {
       refuse(
