@@ -89,12 +89,13 @@ std::pair<double, std::vector<torch::Tensor>> by_autograd(ddp::Mlp model, const 
   return {loss.item<double>(), torch::autograd::grad({loss}, model->parameters())};
 }
 
-/// True if the model's gradients are `expected`, relative to each parameter's largest, without NaN.
+/// True if the model's gradients are `expected`, without NaN, relative to each parameter's largest.
+/// Sums that cancel lose up to two digits, as in a layer of one unit.
 bool gradients_are(const ddp::Mlp& model, const std::vector<torch::Tensor>& expected) {
   return std::ranges::equal(model->parameters(), expected,
                             [](const torch::Tensor& parameter, const torch::Tensor& gradient) {
                               const double bound =
-                                  3e-6 * gradient.abs().max().item<double>() + 1e-12;
+                                  1e-4 * gradient.abs().max().item<double>() + 1e-12;
                               return torch::allclose(parameter.grad(), gradient, /*rtol=*/0, bound);
                             });
 }

@@ -358,8 +358,10 @@ TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot
   }
   write(options.snapshot, bytes);
   ddp::Mlp model(options.layers);
+  ddp::Options resolved = options;
+  ddp::resolve_options(resolved, 1);
   CHECK_THROWS_WITH(
-      ddp::load_snapshot(options, *model),
+      ddp::load_snapshot(resolved, *model),
       Catch::Matchers::ContainsSubstring("holds \"optimizer.state.0.exp_avg\", which"));
 }
 
