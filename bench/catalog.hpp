@@ -69,8 +69,8 @@ struct PlanRow {
   std::string program() const { return variant == "main" ? stage : stage + "_" + variant; }
   /// Its file beside the other programs; Python has none.
   std::string file() const { return is_peer() ? "peer_" + stage : program(); }
-  /// True if `word` is the program's name or the number of its stage. What has no autograd has no
-  /// number, because its step is another one.
+  /// True if `word` is the program's name or the number of its stage. A number does not
+  /// select programs without autograd, because their step differs.
   bool is_named(const std::string& word) const {
     return word == program() || (has("autograd") && word == program().substr(0, 2));
   }

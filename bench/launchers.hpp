@@ -1,4 +1,4 @@
-// bench/launchers.hpp - what bench knows of launchers, a row each; nobody else names them.
+// bench/launchers.hpp - what bench knows of launchers, a row each.
 #pragma once
 
 #include "bench/catalog.hpp"
@@ -11,7 +11,7 @@ namespace ddp::bench {
 struct Starter {
   std::string name;
   LaunchKind starts = LaunchKind::kLauncher;  ///< the programs that it starts
-  bool is_python = false;  ///< takes seconds to start; the checkout's own fits LibTorch
+  bool is_python = false;  ///< takes seconds to start; the one in .venv has LibTorch's version
   bool has_mpi = false;  ///< its processes are those of MPI
   bool spans_nodes = false;  ///< those of an allocation; their folders are not this node's
   /// What stands in front of a program's command line; nothing for no function.

@@ -14,7 +14,7 @@
 
 namespace nlohmann {
 
-/// Writes null for no value. For numbers that are not finite, dump() does.
+/// Writes an empty optional as null; dump() does so for NaN and infinity.
 template <typename T>
 struct adl_serializer<std::optional<T>> {
   static void to_json(ordered_json& json, const std::optional<T>& value) {

@@ -54,8 +54,8 @@ class Communicator {
   /// Collective. Memory that all_reduce() works on without a copy. It may outlive this object.
   /// @return nullptr if there is no such memory
   virtual std::shared_ptr<void> allocate(size_t) { return nullptr; }
-  /// Tells ranks that wait for this rank, or will, that it calls no collective any more, unless
-  /// they say as much of themselves. MPI's ranks are not told.
+  /// Says that this rank makes no further call. A rank that waits for it, now or later, gives up,
+  /// unless it has said the same. MPI's ranks are not told.
   virtual void stop(Stop) {}
   /// Collective. Ends a job without failures. After an exception a rank ends without this call.
   virtual void close() {}

@@ -20,21 +20,22 @@ constexpr const char* automatic_backend(bool on_cuda, bool on_one_host) {
   return on_cuda ? kNccl : on_one_host ? kShm : kGloo;
 }
 
-/// What a backend is asked instead of its name. registry.cpp has its functions.
+/// Properties of a backend, so that no other code compares names. A new backend needs a row here
+/// and a row with its functions in registry.cpp.
 struct BackendTraits {
   const char* name = "";  ///< value of --backend
   bool on_cpu = true;  ///< takes ranks on the CPU
   bool on_cuda = true;
   bool has_average = true;  ///< ReduceOp AVG; else callers divide before the sum
-  /// AVG adds in the order of the ranks and then divides, so gradients take it. NCCL's multiplies
-  /// before it adds: other bits, and no sum in NVSwitch.
+  /// AVG sums in the order of the ranks and then divides, so gradients use it. NCCL's AVG scales
+  /// before it sums, which changes bits and prevents sums in NVSwitch.
   bool divides = false;
   bool has_all_to_all = false;
   bool has_subgroups = true;
   bool has_watchdog = false;  ///< a thread of its own ends the process after a timeout
   bool waits_in_slices = false;  ///< see wait_over_gloo()
   bool needs_mpirun = false;  ///< joins no processes that another launcher started
-  int64_t piece_bytes = INT64_MAX;  ///< limit of a broadcast message, because a wait has --timeout
+  int64_t piece_bytes = INT64_MAX;  ///< of a broadcast: each piece has --timeout
 };
 
 /// In the order of --help.

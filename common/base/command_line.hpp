@@ -51,7 +51,9 @@ std::string with_dashes(const std::string& argument);
 /// CLI11's own conversion takes "010" for 8 and "nan" for a number.
 struct OptionValue {
   std::string unit;  ///< stands for the value in --help; empty: a flag
-  std::string text;  ///< the target's present value, for messages; empty: it has none
+  /// The value in use, as messages show it and as ranks and snapshots compare it; told() replaces
+  /// it. Empty: none.
+  std::string text;
   std::string initial;  ///< the default in --help, or empty
   /// Stores the value of the option `name`, which is empty only for a flag.
   std::function<void(const std::string& name, const std::string& text)> store;

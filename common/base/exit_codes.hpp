@@ -19,7 +19,8 @@ enum class ExitCode : int {
   kRunAgain = 85,  ///< stopped with a good snapshot: start the same command again
 };
 
-/// An error and its exit code. `what()` is one line: what is wrong, its value, what was expected.
+/// An error and its exit code, "Error (3)" in comments. `what()` is one line: what is wrong, its
+/// value, what was expected.
 class Error : public std::runtime_error {
  public:
   Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

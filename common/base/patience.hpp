@@ -43,8 +43,8 @@ class Patience {
   std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
 };
 
-/// For clocks of libraries, which run on while a process is stopped: then a wait around them has
-/// the limit.
+/// Timeout for a library whose clock runs on while the process is stopped: our own wait around the
+/// call has the real limit.
 inline constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
 
 /// Calls `ask` in a thread, which is left behind after `limit`: a call to a store whose process was

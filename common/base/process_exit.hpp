@@ -6,10 +6,10 @@
 
 namespace ddp {
 
-/// True in a thread that is a rank, as in tests. Else the whole process is one rank.
+/// True in a thread that is a rank: tests run ranks as threads. Else the whole process is one rank.
 inline thread_local bool thread_is_a_rank = false;
 
-/// This rank's object of the type T, which all threads of the process share.
+/// This rank's only object of the type T: one for the process, or for a thread that is a rank.
 template <typename T>
 T& of_this_rank() {
   static T of_process;
@@ -38,8 +38,8 @@ void explain_thread_errors(Explain explain);
 /// The explanation that was set; empty for none.
 Explain thread_error_explanation();
 
-/// Waits for the launcher to end this rank, which ends because another rank may have failed. So
-/// this rank's exit code, such as 75, does not hide the other rank's.
+/// Sleeps, so that the launcher ends this rank first: the exit code of the rank that really failed
+/// must not be hidden by this rank's, such as 75.
 void wait_for_launcher();
 
 }  // namespace ddp

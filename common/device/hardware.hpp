@@ -32,8 +32,8 @@ struct Allowance {
   int64_t memory_bytes = 0;  ///< free, or cached and so easily freed
 };
 
-/// The least of `cores` and of the limits that the machine, the control groups of this process
-/// (versions 1 and 2, parents too) and its scheduler's variables, as far as they are numbers, set.
+/// The smallest of `cores` and of the limits of the machine, of the control groups of this process
+/// (versions 1 and 2, parents too) and of its scheduler's variables that are numbers.
 /// @param root folder that holds proc/ and sys/; tests make one up
 Allowance find_allowance(int cores, const std::string& root = "",
                          const Variables& variables = process_variables());

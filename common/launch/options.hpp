@@ -61,7 +61,7 @@ struct Setting {
   std::string text;  ///< "64"; numbers and flags as in JSON
   bool is_default = false;
   bool agree;  ///< all ranks must have the same
-  bool result;  ///< decides the final weights: a snapshot of another value is another run's
+  bool result;  ///< decides the final weights: a snapshot with another value is refused
   std::string reported;  ///< its name in the summary of --metrics; empty: it is not there
 };
 

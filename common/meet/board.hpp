@@ -49,8 +49,8 @@ class Board {
   /// @throws UsageError, on all ranks, naming the rank and the first line that differs
   /// @throws TransientError, on all ranks, naming the ranks that gave none
   void same(const std::string& topic, const std::string& text);
-  /// The same by `objection`, which rank 0 calls: the problem of the texts, by rank; "" if none.
-  /// Its answer is the UsageError of all ranks.
+  /// Like same(), but rank 0 judges: `objection` gets all texts by rank, and returns what is wrong,
+  /// or "". All ranks throw that as a UsageError.
   using Objection = std::function<std::string(const std::vector<std::string>& texts)>;
   void check(const std::string& topic, const std::string& text, const Objection& objection);
   /// Collective. @return rank 0's text, on every rank @throws TransientError if there is none

@@ -102,7 +102,7 @@ struct LaunchReading {
 struct LocalNumbers {
   SourcedNumber rank;
   SourcedNumber world_size;
-  bool is_own_node = false;  ///< counts as a node of its own, because nothing tells the nodes
+  bool is_own_node = false;  ///< the launcher does not say which ranks share a node
 };
 
 /// Variables or flags that tell a rank's numbers; "" if a number is derived.
@@ -118,14 +118,14 @@ struct NamesOfNumbers {
 /// Names of a launcher's variables, and its rules; "" and nullptr if it has none.
 struct Launcher {
   const char* name = "none";
-  const char* shows = "";  ///< set if this launcher started this process
+  const char* shows = "";  ///< variable that every process of this launcher has
   NamesOfNumbers numbers = {};
   const char* restart_count = "";
   const char* batch_job = "";  ///< set in a batch script too, which may be restarted alone
   const char* store_file = "";  ///< the ranks meet at its FileStore, and not at MASTER_ADDR
   const char* error_file = "";  ///< the launcher reads the root cause from it
-  const char* of_ranks = "";  ///< beginnings of further variables that only its own ranks may have
-  const char* settings = "";  ///< beginning of variables that are the user's, except in its ranks
+  const char* of_ranks = "";  ///< prefixes of other variables of a rank, which no new job gets
+  const char* settings = "";  ///< prefix of a user's variables, which its ranks do not pass on
   const char* to_set_master = "";  ///< how it sets MASTER_ADDR, for messages
 
   /// @param shown value of the variable `shows`; nullptr: any value will do
@@ -138,8 +138,8 @@ struct Launcher {
   void (*find_store)(LaunchReading& reading, const std::string& job) = nullptr;
 
   bool knows_nodes = false;  ///< so that a loopback address for several nodes is a mistake
-  bool binds_cores = false;  ///< each rank may have a part of the cores that are for all
-  bool parent_has_all_cores = false;  ///< its own process, above the ranks, may use all of them
+  bool binds_cores = false;  ///< it may bind each rank to some of the job's cores
+  bool parent_has_all_cores = false;  ///< its own process is not bound: its mask shows all of them
   bool dies_with_parent = false;  ///< the ranks of a launcher that is killed must end by themselves
   bool reads_output = false;  ///< the ranks' standard output is a pipe to it
   bool terminates_ranks = false;  ///< ends them by SIGTERM if one fails, and reads their exit codes

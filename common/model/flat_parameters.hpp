@@ -39,7 +39,8 @@ std::vector<torch::Tensor> trainable_parameters(const torch::nn::Module& module)
 /// Returns (numel) uninitialised elements on the module's device.
 using AllocateFunction = std::function<torch::Tensor(int64_t numel, torch::ScalarType dtype)>;
 
-/// Moves the parameters and their gradients into new flat storage. No gradient becomes zero.
+/// Moves the parameters and their gradients into new flat storage. A missing gradient
+/// becomes zero.
 /// @param allocate_gradients allocates the gradients' storage; empty: LibTorch does
 /// @throws c10::Error unless all trainable parameters have one dtype and one device
 FlatParameters flatten_parameters(const torch::nn::Module& module,

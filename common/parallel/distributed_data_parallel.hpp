@@ -60,8 +60,9 @@ class NoSync {
 /// Note [Failed backward]: a backward may throw on all ranks, which then go on. If it throws on
 /// some ranks only, and these go on, their next gradients would meet the other ranks' present
 /// gradients. So a rank whose backward threw sends the missing buckets, whose values nobody uses,
-/// and waits, before its next backward, until it threw on all ranks. The others name it, see Note
-/// [Stops]. As in Python, a backward that threw before its first gradient has not begun.
+/// and waits, before its next backward, until the backward has thrown on all ranks. Ranks on which
+/// it did not throw end with an error that names this rank, see Note [Stops]. As in Python, a
+/// backward that threw before its first gradient has not begun.
 ///
 /// An accumulator of gradients keeps the stream on which it was made, so wrap a model on the stream
 /// on which its forwards run.

@@ -74,7 +74,7 @@ class GradientBuckets {
   /// Waits for all started buckets.
   void finish();
   /// After a backward that failed: starts the buckets from `first` on with zeros, waits for all,
-  /// and leaves each parameter whose gradient lies in a bucket without a gradient.
+  /// and drops the gradients that lie in a bucket's memory.
   void abandon(size_t first);
   /// Parameters, by index, in the order of the buckets.
   const std::vector<size_t>& order() const noexcept { return order_; }

@@ -14,7 +14,7 @@ from .settings import private, refuse
 
 
 def process(pid):
-    """Host, boot and process namespace, and start of a process: elsewhere and later its number is another process's."""
+    """What identifies a process beyond its pid, which is used again: host, boot, pid namespace and start time."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     start = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')} {start}"

@@ -1,4 +1,4 @@
-"""What a scheduler is. Nobody outside a scheduler's file asks for its name: its row of cli.SCHEDULERS answers."""
+"""Base class of the schedulers. Other code compares no names: it calls the object in cli.SCHEDULERS."""
 
 import itertools
 import os

@@ -122,7 +122,7 @@ def read_map(file, folder, node, prefix, settings):
 def read_settings(file):
     """@return the settings by the last words of their keys; None where there is no default"""
     try:
-        # As this program's owner could, its settings' owner can make you run anything.
+        # Whoever owns the settings can make you run anything: only you, root and this program's owner may.
         text = owned(file, os.stat, 0o002, {0, os.stat(__file__).st_uid}).read_text("utf-8-sig", "surrogateescape")
         # As in text from web pages and word processors, whose spaces are no spaces of YAML.
         for number, line in enumerate(re.split("\r\n?|\n", text), 1):
