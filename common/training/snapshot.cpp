@@ -58,7 +58,8 @@ class SnapshotFile {
 
   void write(int64_t epochs_done, const torch::nn::Module& module,
              const NamedTensors& optimizer_state) const {
-    TensorFile file{.tensors = tensors_of(module)};
+    TensorFile file;
+    file.tensors = tensors_of(module);
     for (const auto& [name, tensor] : optimizer_state) {
       file.tensors.emplace_back(kOptimizer + name, tensor);
     }
