@@ -43,6 +43,7 @@ int run(int argc, char** argv, std::string& who) {
   who = name_of_rank(launch);
   initialize(options, launch.rank == 0);
   check_world(options, size, launch.launcher);
+  options.stage.threads = resolve_threads(options.stage, launch);
   resolve_options(options.stage, size);
   if (is_alone && size > 1) {
     return start_ranks(options.stage.program, {argv, argv + argc}, size);

@@ -12,12 +12,7 @@ constexpr const char* kFooter =
     "Under mpirun or another launcher the launcher's processes are the ranks.\n"
     "Exit codes: 0 done, 1 a sum was wrong or a rank failed, 2 usage, 75 port or rendezvous.";
 
-/// @param for_stage receives the options for the stages' own parser
-void add_options(CommandLine& line, MicroOptions& options, std::vector<std::string>& for_stage) {
-  const auto forward = [&for_stage](const std::string& name, const std::string& text) {
-    for_stage.push_back(name + "=" + text);
-  };
-  OptionGroup what = line.group("Benchmarks");
+void add_options(CommandLine& line, MicroOptions& options) {
   const auto store_bytes = [&options](const std::string& name, const std::string& text) {
     options.bytes.clear();
     for (const std::string& part : split(text)) {
@@ -27,24 +22,17 @@ void add_options(CommandLine& line, MicroOptions& options, std::vector<std::stri
       }
     }
   };
-  what.add("--suite", takes::choice(options.suite, {"all_reduce", "pieces"}),
-           "all_reduce: all-reduces of many sizes; pieces: parts of a step");
-  what.add("--nprocs", {"N", "", "2", forward}, "number of ranks at work at the same time");
-  what.add("--backend,--backends", {"NAME", "", "auto", forward}, "library for the collectives");
-  what.add("--bytes", {"BYTES,...", "", "4 B to 16 MiB", store_bytes},
-           "sizes of the tensors, for all_reduce");
-  what.add("--layers", {"N,N,...", "", "20,1", forward},
-           "widths of the model's layers, for pieces");
-  what.add("--batch-size,--batch", {"N", "", "32", forward},
-           "samples per rank and step, for pieces");
-
-  OptionGroup how = line.group("Measurement");
-  how.add("--device", {"auto, cpu or cuda", "", "auto", forward}, "device of the ranks");
-  how.add("--threads", {"N", "", "1", forward}, "CPU threads of each rank");
-  how.add("--min-seconds,--benchmark-min-time",
+  OptionGroup own = line.group("Benchmarks");
+  own.add("--suite", takes::choice(options.suite, {"all_reduce", "pieces"}),
+          "all_reduce: all-reduces of --bytes; pieces: parts of a step of --layers, --batch-size");
+  own.add("--nprocs", takes::integer(options.stage.nprocs, 1, kMaxNprocs).initially("2"),
+          "number of ranks at work at the same time");
+  own.add("--bytes", {"BYTES,...", "", "4 B to 16 MiB", store_bytes}, "sizes of the tensors");
+  own.add("--min-seconds,--benchmark-min-time",
           takes::positive(options.min_seconds, "SECONDS", 3600), "minimum time of each benchmark");
-  how.add("--timeout", {"SECONDS", "", "600", forward},
-          "limit for the rendezvous and each collective");
+  add_stage_options(line.group("As in the stages"), options.stage,
+                    {"--batch-size,--batch", "--layers", "--device", "--threads",
+                     "--backend,--backends", "--timeout"});
 }
 
 void check_together(const CommandLine& line, const MicroOptions& options) {
@@ -81,20 +69,15 @@ MicroOptions parse_micro_options(int argc, const char* const* argv) {
     }
     options.benchmark_flags.push_back(argument);
   }
-  const std::string program = program_name();
-  CommandLine line(program,
+  options.stage.program = program_name();
+  options.stage.started_by = StartedBy::kProgram;
+  CommandLine line(options.stage.program,
                    "Google Benchmark for all-reduces and for the pieces of a training step.",
                    "bench_micro " DDP_VERSION ", LibTorch " DDP_TORCH_VERSION, kFooter, 40);
-  std::vector<std::string> for_stage = {program, "0", "1"};
-  add_options(line, options, for_stage);
+  add_options(line, options);
   line.require("--suite");
   line.parse(std::move(own));
   check_together(line, options);
-  std::vector<const char*> arguments;
-  std::ranges::transform(for_stage, std::back_inserter(arguments),
-                         [](const std::string& argument) { return argument.c_str(); });
-  options.stage =
-      parse_options(static_cast<int>(arguments.size()), arguments.data(), StartedBy::kProgram);
   return options;
 }
 

@@ -12,7 +12,8 @@ enum class StartedBy {
   kLauncher,  ///< stages 04 and 05: torchrun, mpirun, srun or HTCondor
 };
 
-inline constexpr int kAutomaticThreads = 0;  ///< `--threads auto`, until run_main() replaces it
+inline constexpr int kAutomaticThreads = 0;  ///< `--threads auto`, until resolve_threads()
+inline constexpr int kMaxNprocs = 1024;  ///< for --nprocs
 
 /// Devices and threads that the user asked for.
 struct DeviceOptions {

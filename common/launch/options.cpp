@@ -180,7 +180,7 @@ std::vector<Row> device_options(Options& options, bool has_graph) {
       {"--device", kOfRank, choice(options.device, {"auto", "cpu", "cuda"}), "kind of device"},
       {"--devices,--gpus", kOfRank, devices(options.devices),
        "indices of the CUDA devices to use, e.g. 0 1"},
-      {"--nprocs", kOfRank, integer(options.nprocs, 1, 1024).initially("one per GPU, else 2"),
+      {"--nprocs", kOfRank, integer(options.nprocs, 1, kMaxNprocs).initially("one per GPU, else 2"),
        "number of processes, in stage 02 of replicas", "",
        options.started_by != StartedBy::kLauncher},
       {"--threads", kOfRank, threads(options.threads),
@@ -326,6 +326,17 @@ Options parse_options(int argc, const char* const* argv, StartedBy started_by,
     options.snapshot = options.program + ".safetensors";
   }
   return options;
+}
+
+void add_stage_options(OptionGroup group, Options& options, const std::vector<std::string>& names) {
+  for (const auto& [title, rows] : option_table(options, /*world_size=*/1, {})) {
+    for (const std::string& each : names) {
+      const auto row = std::ranges::find(rows, each.substr(0, each.find(',')), &Row::names);
+      if (row != rows.end()) {
+        group.add(each, row->value, row->help);
+      }
+    }
+  }
 }
 
 void resolve_options(Options& options, int world_size) {

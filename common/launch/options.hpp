@@ -6,6 +6,8 @@
 
 namespace ddp {
 
+class OptionGroup;
+
 /// Values of --optimizer, with the learning rate of each without --lr.
 struct OptimizerKind {
   const char* name;
@@ -88,6 +90,9 @@ struct ExtraOptions {
 /// @throws UsageError naming an option that is unknown, malformed, out of range or not accepted
 Options parse_options(int argc, const char* const* argv, StartedBy started_by,
                       const ExtraOptions& extra = {});
+
+/// Adds rows of the table, {"--layers", "--batch-size,--batch"}, for a program that trains nothing.
+void add_stage_options(OptionGroup group, Options& options, const std::vector<std::string>& names);
 
 /// Sets what follows from the others: batch_size and `settings`.
 /// @throws UsageError unless --global-batch is divisible by `world_size`
