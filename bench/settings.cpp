@@ -8,6 +8,7 @@
 #include "bench/launchers.hpp"
 #include "common/backends/traits.hpp"
 #include "common/base/command_line.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -96,8 +97,7 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_names(group, "--peers", settings.peers, installed, help);
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");
-  group.add("--device", takes::choice(settings.device, {"auto", "cpu", "cuda"}),
-            "device of the ranks");
+  group.add("--device", takes::choice(settings.device, kDevices), "device of the ranks");
   group.add("--seed", takes::integer(settings.seed, std::uint64_t{0}, UINT64_MAX),
             "seed of weights, data and the order of runs");
   group.add("--benchmark-filter", takes::text(settings.filter, "REGEX"),

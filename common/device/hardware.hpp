@@ -14,12 +14,13 @@ enum class StartedBy {
 
 inline constexpr int kAutomaticThreads = 0;  ///< `--threads auto`, until resolve_threads()
 inline constexpr int kMaxNprocs = 1024;  ///< for --nprocs
+inline const std::vector<std::string> kDevices = {"auto", "cpu", "cuda"};  ///< for --device
 
 /// Devices and threads that the user asked for.
 struct DeviceOptions {
   std::string program;  ///< base name of the executable, "01_single_gpu"
   StartedBy started_by = StartedBy::kUser;
-  std::string device = "auto";  ///< "auto", "cpu" or "cuda"
+  std::string device = "auto";  ///< one of kDevices
   std::vector<int> devices = {};  ///< CUDA device indices to use; empty: all
   std::optional<int> nprocs = {};  ///< stages 02 and 03: replicas or processes
   int threads = 1;  ///< compute threads of each rank, in stage 02 of each replica

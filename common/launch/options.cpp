@@ -177,7 +177,7 @@ std::vector<Row> device_options(Options& options, bool has_graph) {
   Choices backends = backend_names();
   backends.insert(backends.begin(), "auto");
   return {
-      {"--device", kOfRank, choice(options.device, {"auto", "cpu", "cuda"}), "kind of device"},
+      {"--device", kOfRank, choice(options.device, kDevices), "kind of device"},
       {"--devices,--gpus", kOfRank, devices(options.devices),
        "indices of the CUDA devices to use, e.g. 0 1"},
       {"--nprocs", kOfRank, integer(options.nprocs, 1, kMaxNprocs).initially("one per GPU, else 2"),
