@@ -81,7 +81,11 @@ Outcome outcome_of(const RunResult& result) {
   static const std::regex last(R"(moved (\S+) \| loss .* \| digest ([0-9a-f]{16}) \| step)");
   std::smatch match;
   REQUIRE(std::regex_search(result.out, match, last));
-  return {.moved = std::stod(match[1]), .digest = match[2], .weights = {}, .out = result.out};
+  return {.moved = std::stod(match[1]),
+          .digest = match[2],
+          .names = "",
+          .weights = {},
+          .out = result.out};
 }
 
 /// Folder for programs and their snapshot.
