@@ -73,7 +73,10 @@ TEST_CASE("a row has everything that its name needs, and no name is taken for an
   const torch::Device gpu("cuda:0");
   CHECK(&ddp::traits_of("nccl2") == &ddp::traits_of("nccl"));
   CHECK(ddp::traits_of("shm2").name == std::string());
+  std::string devices;
   for (const ddp::BackendTraits& row : ddp::kBackends) {
+    devices +=
+        fmt::format("{}{}{} ", row.name, row.on_cpu ? "/cpu" : "", row.on_cuda ? "/cuda" : "");
     INFO(row.name);
     CHECK(&ddp::traits_of(row.name) == &row);
     CHECK(ddp::test::message_of<ddp::UsageError>([&] {
@@ -83,6 +86,7 @@ TEST_CASE("a row has everything that its name needs, and no name is taken for an
             ddp::resolve_backend(row.name, gpu);
           }).empty() == row.on_cuda);
   }
+  CHECK(devices == "nccl/cuda gloo/cpu/cuda mpi/cpu/cuda shm/cpu ");
   CHECK(ddp::resolve_backend("auto", gpu) == "nccl");
 }
 

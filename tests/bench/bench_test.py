@@ -84,6 +84,7 @@ def run_of(report, stage, world_size=None, kind="stage", **fields):
 
 class Measuring(Fakes):
     def test_what_follows_from_the_runs(self):
+        self.behave("03_ddp_spawn", "peak_rss_mib = 50.0 if calls_before >= 10 else peak_rss_mib")  # in the last block
         scaling = self.measure(*SMALL)
         self.assertEqual(scaling["schema_version"], 3)
         self.assertFalse(scaling["partial"])
@@ -227,7 +228,7 @@ class Failing(Fakes):
         run = run_of(scaling, "03_ddp_spawn", 2)
         self.assertRegex(run["error"], message)
         self.assertIn(run["error"], self.err)
-        for field in ("samples_per_second", "speedup", "efficiency"):
+        for field in ("samples_per_second", "speedup", "efficiency", "limit_ms"):
             self.assertIsNone(run[field], field)
         self.assertIsNotNone(run_of(scaling, "01_single_gpu", threads=1)["samples_per_second"])
         self.assertEqual(len(self.calls("03")), tries)
@@ -246,9 +247,11 @@ class Failing(Fakes):
         for program, reason in (("/nonexistent", "bench_micro"), ("/bin/true", "cut off")):
             (self.bin / "bench_micro").unlink()
             (self.bin / "bench_micro").symlink_to(program)
-            scaling = self.measure(*SMALL, "--repetitions", "1")
+            scaling = self.measure(*SMALL, "--repetitions", "2")
             self.assertIsNone(run_of(scaling, "03_ddp_spawn", 2)["limit_ms"])
             self.assertIn(reason, " ".join(entry["reason"] for entry in scaling["not_run"]))
+            what = [entry["what"] for entry in scaling["not_run"]]
+            self.assertEqual(len(set(what)), len(what), what)  # once, and not for each call
 
     def test_what_has_no_speed(self):
         table = [  # behaviour of 03_ddp_spawn, its error, number of its starts

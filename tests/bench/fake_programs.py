@@ -68,6 +68,7 @@ if name.startswith("02") or option("--variant") in ("mirrored", "jit"):
     ranks = 1  # processes
 step_ms = 1.0 if ranks == 1 else 1.1 + 0.01 * calls_before if "--no-communication" in arguments else 1.25
 moved = 0.5
+peak_rss_mib = 100.0
 global_batch = int(option("--global-batch"))
 steps = int(next(a for a in arguments if a.isdigit())) * int(option("--dataset-size")) // global_batch
 behaviour = os.path.join(here, name + ".behaviour")
@@ -80,6 +81,6 @@ with open(option("--metrics"), "w") as metrics:
             late_ms = 0.05 if rank == 1 else 0
             print(json.dumps({"rank": rank, "epoch": 0, "step": step, "step_ms": step_ms, "loss": 0.5,
                               "end_ns": round(1e6 * (5000 + (step + 1) * step_ms + late_ms))}), file=metrics)
-    summary = {"global_batch": global_batch, "moved": moved, "peak_rss_mib": [100.0] * ranks,
+    summary = {"global_batch": global_batch, "moved": moved, "peak_rss_mib": [peak_rss_mib] * ranks,
                "first_step_unix_ms": int(time.time() * 1000)}
     print(json.dumps({"summary": summary}), file=metrics)

@@ -227,6 +227,11 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
         half->to(torch::kHalf);
         ddp::DistributedDataParallel wrap(single, group);
         ddp::DistributedDataParallel wrap_of_half(half, group);
+        torch::nn::Linear elsewhere(2, 1);
+        elsewhere->to(fake_device(1 + (group.rank() + 1) % kRanks));
+        TORCH_CHECK(ddp::test::message_of([&] {
+                      ddp::DistributedDataParallel(elsewhere, group);
+                    }).find(", expected the process group's " + device.str()) != std::string::npos);
         const auto backward = [&] {
           model->zero_grad();
           wrap.forward(torch::full({1, 2}, group.rank() + 1.0, device)).sum().backward();

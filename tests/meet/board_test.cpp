@@ -17,6 +17,8 @@ TEST_CASE("ranks that do not come are named") {
       Catch::Matchers::Message(
           "within 0.3 s the start of --backend shm lacks rank 1, 2 of world size 3, expected all "
           "of them"));
+  CHECK_THROWS_WITH(Board(store, 0, 40, milliseconds(50)).gather("shm", "here"),
+                    Catch::Matchers::ContainsSubstring("15, 16, ... of world size 40"));
   board.leave("late");
   CHECK(board.missing("late") == std::vector<int>{1, 2});
 }

@@ -375,6 +375,34 @@ TEST_CASE("--bucket-mib: the first bucket has 1 MiB, or less", "[buckets]") {
   CHECK(ddp::bucket_sizes(1e-9).bytes == 1);
 }
 
+TEST_CASE("shm's mean is the sum in the order of the ranks, divided, to the bit", "[buckets]") {
+  run_ranks(
+      3,
+      [](ProcessGroup& group) {
+        const auto of_rank = [](int rank) {
+          return torch::arange(1, 65).div(10 + rank).view({1, 64});
+        };
+        Linear model(torch::nn::LinearOptions(64, 1).bias(false));
+        DistributedDataParallel wrap(model, group);
+        wrap.forward(of_rank(group.rank())).sum().backward();
+        const torch::Tensor expected = (of_rank(0) + of_rank(1) + of_rank(2)) / 3;
+        TORCH_CHECK(model->weight.grad().equal(expected), model->weight.grad() - expected);
+      },
+      "shm");
+}
+
+TEST_CASE("of two types' buckets the one that is full first goes first", "[buckets]") {
+  run_ranks(2, [](ProcessGroup& group) {
+    std::vector<torch::Tensor> parameters;
+    for (const auto dtype : {torch::kFloat64, torch::kFloat32, torch::kFloat32, torch::kFloat64}) {
+      parameters.push_back(torch::ones({2}, dtype).requires_grad_());
+    }
+    const ddp::GradientBuckets buckets(parameters, group, BucketSizes{1 << 20, 1 << 20}, {});
+    TORCH_CHECK(buckets.parameters_of(0) == std::vector<size_t>({2, 1}));
+    TORCH_CHECK(buckets.parameters_of(1) == std::vector<size_t>({3, 0}));
+  });
+}
+
 TEST_CASE("a step's communication allocates nothing over shm", "[buckets][allocations]") {
   std::atomic<uint64_t> counted = 0;
   const auto on_rank = [&](ProcessGroup& group) {
@@ -571,6 +599,13 @@ TEST_CASE("a layer that is frozen in mid-training stays where it is, is loaded, 
     const torch::Tensor gradient = kept.clone();
     wrap.forward(torch::ones({4, 3})).square().sum().backward();
     TORCH_CHECK(torch::allclose(kept, gradient), "a gradient that is there stays as it is");
+    Sequential other(Linear(3, 4), Linear(4, 2));
+    DistributedDataParallel of_other(other, group);
+    for (const torch::Tensor& parameter : other[1]->parameters()) {  // now last in the buckets
+      parameter.set_requires_grad(false);
+    }
+    of_other.forward(torch::ones({4, 3})).sum().backward();
+    TORCH_CHECK(!other[1]->parameters()[0].grad().defined(), "none, also in new buckets");
   });
 }
 
@@ -648,10 +683,10 @@ TEST_CASE("what would not be averaged is refused by name", "[models]") {
          forward_after([](auto& model) { model.register_parameter("new", torch::ones({1})); })},
         {"parameter more.weight was added after the model was",
          forward_after([](auto& model) { model.register_module("more", Linear(2, 1)); })},
-        {"parameter 1.weight was added after the model was", message_of<ddp::UsageError>([&] {
+        {"parameter 0.weight was added after the model was", message_of<ddp::UsageError>([&] {
            Sequential model(Linear(2, 2), Linear(2, 1));
            DistributedDataParallel wrap(model, group);
-           model->replace_module("1", Linear(2, 1));
+           model->replace_module("0", Linear(2, 2));  // before one that stays
            wrap.forward(torch::ones({1, 2}));
          })},
         {"ignored: got wight, expected a name of", ignoring({"wight"})},

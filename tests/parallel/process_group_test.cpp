@@ -136,6 +136,8 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
   std::vector<Difference> differences = {{"device cpu", plain(), plain()}, {"", plain(), plain()}};
   differences.back().usual.dataset = "here/data.safetensors";
   differences.back().other.dataset = "there/data.safetensors";
+  differences.back().usual.metrics = "here/m";  // rank 0 writes it
+  differences.back().other.metrics = "there/m";
   differences.push_back({"--global-batch 48", plain(), plain()});
   auto& [name, usual_batch, other_batch] = differences.back();  // beside --batch-size auto, too
   usual_batch.find_batch = other_batch.find_batch = true;
@@ -196,6 +198,23 @@ TEST_CASE("the world size is compared", "[settings]") {
       ddp::init_process_group(options, launch, torch::kCPU);
     });
     TORCH_CHECK(contains(message, R"(rank 1 has "world size 3", rank 0 has "world size 2")"),
+                message);
+  });
+}
+
+TEST_CASE("ranks that see one node, and others that see several, do not meet", "[settings]") {
+  const ddp::ScratchFolder folder("ddp-process-group");
+  const ddp::StoreLocation store{
+      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
+  ddp::test::run_threads(2, [&](int rank) {
+    const auto message = message_of<ddp::UsageError>([&] {
+      auto launch = ddp::test::rank_of(rank, 2, store);
+      launch.num_nodes = rank + 1;
+      Options options = plain(5);
+      ddp::resolve_options(options, 2);
+      ddp::init_process_group(options, launch, torch::kCPU);
+    });
+    TORCH_CHECK(contains(message, R"(rank 1 has "nodes: several", rank 0 has "nodes: one")"),
                 message);
   });
 }
@@ -811,6 +830,22 @@ TEST_CASE("a rank that ends or goes on alone is named at once, with the call tha
   CHECK(late == 0);
 }
 
+TEST_CASE("a backward that failed on all ranks is over: a rank that is late later is waited for",
+          "[stops]") {
+  CHECK(meet(std::vector(2, plain()), [](const ProcessGroup& group) {
+          torch::nn::Linear model(5, 1);
+          ddp::DistributedDataParallel wrap(model, group);
+          for (int step = 0; step < 2; ++step) {
+            torch::Tensor input = torch::ones({2, 5}).requires_grad_();
+            input.register_hook([](const torch::Tensor&) { throw std::domain_error("as told"); });
+            message_of<std::domain_error>([&] { wrap.forward(input).sum().backward(); });
+          }
+          wrap.forward(torch::ones({2, 5})).sum().backward();
+          std::this_thread::sleep_for(std::chrono::seconds(group.rank() == 1 ? 3 : 0));
+          group.barrier();
+        }) == std::vector<std::string>(2));
+}
+
 TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
   std::atomic<bool> ended = false;
   const auto messages = meet(std::vector(2, plain(4)), [&](const ProcessGroup& group) {
@@ -863,6 +898,18 @@ TEST_CASE("a rank leaves when the others know that all are there") {
   // A connection that breaks blames nobody, unless a rank had a time-out.
   CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), /*timed_out=*/false).empty());
   CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), true) == std::vector<int>{1});
+  // The rank that serves a store which does not answer is late, but does not blame itself.
+  struct Silent : c10d::HashStore {
+    void set(const std::string&, const std::vector<uint8_t>&) override {
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+    }
+  };
+  for (const int rank : {0, 1}) {
+    ddp::LaunchEnvironment launch = ddp::test::rank_of(rank, 2);
+    launch.store.server = 0;
+    CHECK(ddp::late_ranks(c10::make_intrusive<Silent>(), launch, true) ==
+          (rank == 0 ? std::vector<int>() : std::vector<int>{0}));
+  }
 }
 
 TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
@@ -909,6 +956,9 @@ TEST_CASE("weights that differ in one bit are found, and with --no-communication
     const torch::Tensor own = torch::full({2}, group.rank());
     group.all_reduce(own);
     TORCH_CHECK(own[1].item<int>() == (communicates ? 3 : group.rank()), "got ", own);
+    const torch::Tensor of_some = torch::full({2}, group.rank());
+    group.subgroup({0, 1, 2})->all_reduce(of_some);
+    TORCH_CHECK(of_some.equal(own), "got ", of_some);
     torch::nn::Linear model(3, 2);
     group.broadcast(model->weight.detach());
     model->bias.detach().fill_(1 + (differ && group.rank() == 1 ? 0x1p-23 : 0));
@@ -917,6 +967,10 @@ TEST_CASE("weights that differ in one bit are found, and with --no-communication
     model->register_parameter("conj", is_lazy ? phase.conj() : phase.conj().resolve_conj());
     model->register_parameter("neg", is_lazy ? torch::_neg_view(-phase.abs()) : phase.abs());
     ddp::expect_same_weights(*model);
+    ddp::DistributedDataParallel wrap(torch::nn::Linear(1, 1), group);
+    wrap.forward(own.slice(0, 0, 1).to(torch::kFloat32)).sum().backward();
+    TORCH_CHECK(wrap->bias.grad().item<double>() == 1,
+                "Expected the rank's own, or the mean of 1s");
   };
   const std::string expected =
       communicates && differ ? "1: the weights differ: rank 1 has digest " : "";

@@ -1,7 +1,6 @@
 // A snapshot is whole, or the damage is found, whatever happens to the file and to its save. A
 // resumed run ends on the bits of an unbroken run.
 #include "common/training/snapshot.hpp"
-#include "common/training/stop_request.hpp"
 
 #include <sys/wait.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -12,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -28,6 +28,7 @@
 #include "common/model/mlp.hpp"
 #include "common/parallel/default_group.hpp"
 #include "common/training/optimizer.hpp"
+#include "common/training/stop_request.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/differing_options.hpp"
 #include "tests/support/ranks_by_hand.hpp"
@@ -513,11 +514,16 @@ TEST_CASE("a rank of the next test", "[.][rank]") {
     if (ddp::load_snapshot(options, *model) > 0) {
       std::cerr << "loaded " << model->buffers()[0][1].item<int>() << "\n";
     }
+    if (launch.rank == 1) {
+      raise(SIGUSR1);
+    }
+    const bool stops = ddp::stop_requested();
     ddp::destroy_process_group();
+    TORCH_CHECK(stops, "goes on");
   }));
 }
 
-TEST_CASE("rank 0's snapshot, and a refusal, also of the file system, reach all ranks",
+TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop reach all ranks",
           "[snapshot]") {
   for (const auto& [snapshot, code, says] : {std::tuple(std::string("kept"), 0, "loaded 7\n"),
                                              {"damaged", 3, "snapshot damaged: got 7 bytes"},
