@@ -186,36 +186,32 @@ TEST_CASE("ranks may have networks of their own", "[settings]") {
   CHECK(std::signal(SIGPIPE, SIG_DFL) == SIG_IGN);
 }
 
-TEST_CASE("the world size is compared", "[settings]") {
+TEST_CASE("the world size is compared, and whether there are several nodes", "[settings]") {
+  struct Difference {
+    int ranks;
+    std::function<void(ddp::LaunchEnvironment& launch)> change;  ///< of what a rank was told
+    std::string said;
+  };
+  const auto [ranks, change, said] =
+      GENERATE(Difference{3,
+                          [](auto& launch) {
+                            launch.local_world_size = launch.world_size = launch.rank == 0 ? 2 : 3;
+                          },
+                          R"(rank 1 has "world size 3", rank 0 has "world size 2")"},
+               Difference{2, [](auto& launch) { launch.num_nodes = launch.rank + 1; },
+                          R"(rank 1 has "nodes: several", rank 0 has "nodes: one")"});
   const ddp::ScratchFolder folder("ddp-process-group");
   const ddp::StoreLocation store{
       .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
-  ddp::test::run_threads(3, [&](int rank) {
+  ddp::test::run_threads(ranks, [&, ranks = ranks, &change = change, &said = said](int rank) {
     const auto message = message_of<ddp::UsageError>([&] {
-      const auto launch = ddp::test::rank_of(rank, rank == 0 ? 2 : 3, store);
+      auto launch = ddp::test::rank_of(rank, ranks, store);
+      change(launch);
       Options options = plain();
       ddp::resolve_options(options, launch.world_size);
       ddp::init_process_group(options, launch, torch::kCPU);
     });
-    TORCH_CHECK(contains(message, R"(rank 1 has "world size 3", rank 0 has "world size 2")"),
-                message);
-  });
-}
-
-TEST_CASE("ranks that see one node, and others that see several, do not meet", "[settings]") {
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::StoreLocation store{
-      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
-  ddp::test::run_threads(2, [&](int rank) {
-    const auto message = message_of<ddp::UsageError>([&] {
-      auto launch = ddp::test::rank_of(rank, 2, store);
-      launch.num_nodes = rank + 1;
-      Options options = plain(5);
-      ddp::resolve_options(options, 2);
-      ddp::init_process_group(options, launch, torch::kCPU);
-    });
-    TORCH_CHECK(contains(message, R"(rank 1 has "nodes: several", rank 0 has "nodes: one")"),
-                message);
+    TORCH_CHECK(contains(message, said), message);
   });
 }
 
