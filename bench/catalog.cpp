@@ -39,6 +39,8 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"02_data_parallel", "main",        kLargest, kHeaviest, kRepeated},
     {"03_ddp_spawn",     "main",        kAll,     kEach,     kRepeated},
     {"03_ddp_spawn",     "main",        kSeveral, kHeaviest, kRepeated, kGloo},
+    {"03_ddp_spawn",     "compiled",    kLargest, kEach,     kRepeated},
+    {"03_ddp_spawn",     "fused",       kLargest, kEach,     kRepeated},
     {"04_ddp_launcher",  "main",        kLargest, kHeaviest, kOnce},
     {"04_ddp_launcher",  "accelerated", kLargest, kHeaviest, kWithFull, "", kMpirunName},
     {"05_multinode",     "main",        kLargest, kHeaviest, kOnce,     "", kMpirunName},
@@ -52,9 +54,8 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"jax",        "jit",      kSeveral, kEach,     kRepeated, "",    "", "jax",        kReplicas, false},
     {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", "c10d",       kSpawn,    true, false},
     {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, "",    "", "c10d",       kSpawn,    true, false},
-    // Beside frameworks over Gloo, and beside JAX's compiled step.
+    // Beside frameworks over Gloo.
     {"03_ddp_spawn", "main",  kSeveral, kEach, kRepeated, kGloo, "", "pytorch,accelerate,tensorflow,jax"},
-    {"03_ddp_spawn", "fused", kLargest, kEach, kRepeated, kShm,  "", "jax",             kSpawn,    false},
   };
   // clang-format on
 }

@@ -3,6 +3,8 @@
 #include <fmt/ranges.h>
 
 #include "bench/launchers.hpp"
+#include "common/base/hash.hpp"
+#include "common/device/hardware.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -37,6 +39,13 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
   return command(run, plan.launchers.at(run.launcher), plan.settings);
 }
 
+std::string step_file(const PlannedRun& planned, const Settings& settings) {
+  static const std::string processor = Hash().update(instruction_sets()).hex();
+  return fmt::format("{}/../steps/{}-seed{}-{}-torch{}-{:.8}.pt2", settings.stage_dir,
+                     fmt::join(planned.run.layers, "-"), settings.seed, settings.device,
+                     DDP_TORCH_VERSION, processor);
+}
+
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder) {
   const Run& run = planned.run;
@@ -51,6 +60,9 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   // Saves only at the end, because training is measured.
   add_words(argv, "{0} {0} --global-batch {1} --layers {2} --dataset-size {3}", length.epochs,
             length.global_batch, fmt::join(run.layers, ","), kStepsPerEpoch * length.global_batch);
+  if (!planned.row.has("model")) {
+    argv.insert(argv.end(), {"--step", step_file(planned, plan.settings)});
+  }
   if (planned.row.launch == LaunchKind::kReplicas || planned.row.launch == LaunchKind::kSpawn) {
     add_words(argv, "--nprocs {}", run.world_size);
   }

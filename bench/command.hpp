@@ -19,6 +19,10 @@ Length timed_length(const PlannedRun& planned, const Settings& settings);
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
 
+/// Package of tools/compile_step for a run that trains one: a file for each model, seed, kind of
+/// device, processor and LibTorch. compile_steps() makes it.
+std::string step_file(const PlannedRun& planned, const Settings& settings);
+
 /// Whole command, launcher included. @param folder for metrics.jsonl and the snapshot
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder);

@@ -85,6 +85,36 @@ void add_facts(const Plan& plan, Report& report) {
   report.not_run = plan.not_run;
 }
 
+void compile_steps(Plan& plan, Session& session) {
+  std::vector<std::string> failed;
+  for (const PlannedRun& planned : plan.runs) {
+    const std::string file = step_file(planned, plan.settings);
+    if (planned.row.has("model") || fs::exists(fs::path(file).replace_extension(".safetensors")) ||
+        contains(failed, file) || session.interrupted) {
+      continue;
+    }
+    session.progress.note(
+        fmt::format("{} of {}: compiling its step, once", planned.row.program(), planned.run.model));
+    fs::create_directories(fs::path(file).parent_path());
+    const ChildResult result =
+        run_child({.argv = {plan.settings.peers_dir + "/../../tools/compile_step", "--layers",
+                            fmt::format("{}", fmt::join(planned.run.layers, ",")), "--seed",
+                            std::to_string(plan.settings.seed), "--device", plan.settings.device,
+                            "--output", file},
+                   .timeout_s = kInstallTimeoutSeconds},
+                  session);
+    if (result.ok()) {
+      session.progress.note(fmt::format("it took {:.0f} s, which no step's time has", result.seconds));
+    } else {
+      failed.push_back(file);
+      plan.not_run.push_back({planned.run.model + "/" + planned.row.program(), result.failure()});
+    }
+  }
+  std::erase_if(plan.runs, [&](const PlannedRun& planned) {
+    return !planned.row.has("model") && contains(failed, step_file(planned, plan.settings));
+  });
+}
+
 std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir) {
   fs::path source = fs::path(peers_dir) / ".." / ".." / run.stage / (run.variant + ".cpp");
   if (run.kind == "peer") {

@@ -10,6 +10,10 @@ namespace ddp::bench {
 /// @throws UsageError naming a peer that cannot be installed, and why
 void install_peers(Plan& plan, Session& session);
 
+/// Makes the packages that runs of the plan train and that are not there. Without one its runs go to
+/// plan.not_run.
+void compile_steps(Plan& plan, Session& session);
+
 /// Lines of a program's source without blank lines and comments; nothing without the source.
 std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir);
 

@@ -18,6 +18,7 @@ Report measure(Plan& plan) {
     session.progress.note(note);
   }
   install_peers(plan, session);
+  compile_steps(plan, session);
   add_facts(plan, report);
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
   run_plan(plan, session, report);

@@ -2,6 +2,7 @@
 // lacks. For other layers or optimizers, include <torch/torch.h> too.
 #pragma once
 
+#include "common/compiled/compiled_step.hpp"  // CompiledStep
 #include "common/data/data_loader.hpp"  // DataLoader, RandomSampler
 #include "common/data/dataset.hpp"  // load_dataset
 #include "common/device/device.hpp"  // set_device

@@ -94,6 +94,12 @@ Allowance find_allowance(int cores, const std::string& root, const Variables& va
   return {static_cast<int>(most_cores), most_bytes};
 }
 
+std::string instruction_sets() {
+  const std::string text = read_text("/proc/cpuinfo");
+  const size_t begin = text.find(": ", text.find("\nflags")) + 2;
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
 int count_cores() {
   return find_allowance(own_cores()).cores;
 }

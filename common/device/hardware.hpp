@@ -43,6 +43,9 @@ Allowance find_allowance(int cores, const std::string& root = "",
 /// Number of cores that this process may use: of its mask at its start, and allowed.
 int count_cores();
 
+/// The processor's instruction sets as the kernel names them, between blanks: "fpu vme de ...".
+std::string instruction_sets();
+
 /// Lets this thread, and threads and processes that it starts, run on all cores that this process
 /// was given, although OpenMP's library has bound the first thread to one of them.
 void leave_openmp_place();

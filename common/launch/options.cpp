@@ -95,8 +95,12 @@ OptionValue batch_size(Options& options, bool may_find) {
 }
 
 /// A file may lie in another folder on another rank, or after a restart.
+std::string file_name(const std::string& path) {
+  return printable(std::filesystem::path(path).filename().native());
+}
+
 OptionValue dataset(std::string& target) {
-  return {"DATA", printable(std::filesystem::path(target).filename().native()), target,
+  return {"DATA", file_name(target), target,
           [&target](const std::string& name, const std::string& text) {
             target = parse_path(name, text);
             if (std::ranges::find(kDatasets, text) == std::end(kDatasets) &&
@@ -155,7 +159,7 @@ std::vector<Row> training_options(Options& options, int world_size, bool may_fin
   };
 }
 
-std::vector<Row> data_options(Options& options) {
+std::vector<Row> data_options(Options& options, bool has_step) {
   const bool made_up = options.dataset == kSynthetic;
   return {
       {"--dataset", kOfResult, dataset(options.dataset),
@@ -170,6 +174,8 @@ std::vector<Row> data_options(Options& options) {
        "widths of the hidden layers, e.g. 128,128"},
       {"--layers", kOfJob, widths(options.layers, 2).initially("20,1"),
        "widths of all layers, synthetic only; the last width is 1 for regression"},
+      {"--step", kOfResult, path(options.step, "STEP.pt2").told(file_name(options.step)),
+       "model and step that tools/compile_step made", "", has_step},
   };
 }
 
@@ -236,7 +242,7 @@ std::vector<Row> output_options(Options& options) {
 std::vector<std::pair<const char*, std::vector<Row>>> option_table(Options& options, int world_size,
                                                                    const ExtraOptions& extra) {
   return {{"Training", training_options(options, world_size, extra.batch_finder)},
-          {"Data and model", data_options(options)},
+          {"Data and model", data_options(options, extra.step)},
           {"Devices and processes", device_options(options, extra.graph)},
           {"Identity (overrides the launcher)", identity_options(options)},
           {"Output", output_options(options)}};
@@ -246,7 +252,7 @@ std::vector<std::pair<const char*, std::vector<Row>>> option_table(Options& opti
 void refuse_speedup(const std::string& name, const std::string& text) {
   refuse(
       "{}: got {}, expected a program of its own; ddp: 03_ddp_spawn, 04_ddp_launcher or "
-      "05_multinode; compile_ddp: 03_ddp_spawn_fused; dataparallel: 02_data_parallel",
+      "05_multinode; compile_ddp: 03_ddp_spawn_compiled; dataparallel: 02_data_parallel",
       name, quote(text));
 }
 

@@ -37,6 +37,7 @@ struct DataOptions {
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
   std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
   std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
+  std::string step;  ///< 03_ddp_spawn_compiled: package of tools/compile_step
   uint64_t seed = 42;  ///< weights, data and order; the same on every rank
 };
 
@@ -82,6 +83,7 @@ struct Options : TrainOptions,
 /// Options of a single program.
 struct ExtraOptions {
   bool graph = false;  ///< --graph
+  bool step = false;  ///< --step
   bool batch_finder = false;  ///< --batch-size auto and --memory-limit
 };
 

@@ -43,8 +43,15 @@ torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, dou
   return weight == 1 ? mean : mean * weight;
 }
 
-Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&)> forward,
-                            const std::vector<torch::Tensor>& parameters, const Samples& samples) {
+Scored score(const torch::Tensor& output, const torch::Tensor& target) {
+  const torch::Tensor exact = output.to(torch::kFloat64);
+  return {.loss = loss(exact, target.is_floating_point() ? target.to(torch::kFloat64) : target),
+          .output = exact};
+}
+
+Evaluation evaluate_samples(
+    c10::function_ref<Scored(const torch::Tensor& input, const torch::Tensor& target)> scored,
+    const std::vector<torch::Tensor>& parameters, const Samples& samples) {
   // 4,096 samples of a narrow model; activations of at most 16 MiB each of a wide one.
   constexpr int64_t kChunkElements = int64_t{1} << 22;
   const torch::Device device = parameters.empty() ? torch::kCPU : parameters.front().device();
@@ -62,16 +69,12 @@ Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&
     const int64_t end = std::min(begin + chunk_samples, samples.size());
     const Samples chunk = samples.slice(begin, end).read();
     const torch::Tensor target = chunk.target.to(device);
-    const torch::Tensor output = forward(chunk.input.to(device)).to(torch::kFloat64);
-    if (output.size(1) == 1) {
-      loss_sum +=
-          torch::mse_loss(output, target.to(torch::kFloat64), at::Reduction::Sum).item<double>();
-      correct = std::numeric_limits<double>::quiet_NaN();
-    } else {
-      loss_sum += torch::cross_entropy_loss(output, target, /*weight=*/{}, at::Reduction::Sum)
-                      .item<double>();
-      correct += output.argmax(1).eq(target).sum().item<double>();
-    }
+    const Scored chunk_score = scored(chunk.input.to(device), target);
+    loss_sum += chunk_score.loss.item<double>() * static_cast<double>(end - begin);
+    const torch::Tensor& output = chunk_score.output;
+    const bool has_classes = output.dim() == 2 && target.dim() == 1;
+    correct += has_classes ? output.argmax(1).eq(target).sum().item<double>()
+                           : std::numeric_limits<double>::quiet_NaN();
   }
   const auto size = static_cast<double>(samples.size());
   return {.loss = loss_sum / size, .accuracy = correct / size};

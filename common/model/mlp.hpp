@@ -37,12 +37,22 @@ torch::Tensor loss(const torch::Tensor& output, const torch::Tensor& target, dou
 
 struct Evaluation {
   double loss = 0;  ///< mean over the samples
-  double accuracy = 0;  ///< share with the target class as largest output; NaN for regression
+  double accuracy = 0;  ///< share with the target class as largest output; NaN without classes
 };
 
-/// evaluate() of any type of module. @param parameters for the device and the largest extent
-Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&)> forward,
-                            const std::vector<torch::Tensor>& parameters, const Samples& samples);
+/// Mean loss of some samples, and the model's output for them.
+struct Scored {
+  torch::Tensor loss;
+  torch::Tensor output;
+};
+/// loss() of an output, computed in float64.
+Scored score(const torch::Tensor& output, const torch::Tensor& target);
+
+/// evaluate() of anything that can score samples. @param parameters for the device and the largest
+/// extent
+Evaluation evaluate_samples(
+    c10::function_ref<Scored(const torch::Tensor& input, const torch::Tensor& target)> scored,
+    const std::vector<torch::Tensor>& parameters, const Samples& samples);
 
 /// Loss and accuracy of a module over `samples`, summed in float64, without gradients, in chunks
 /// that bound the memory. The mode of the module does not change: call eval() first if it has
@@ -50,8 +60,11 @@ Evaluation evaluate_forward(c10::function_ref<torch::Tensor(const torch::Tensor&
 /// @param module anything with parameters() and forward(Tensor)
 template <typename Module>
 Evaluation evaluate(Module& module, const Samples& samples) {
-  return evaluate_forward([&module](const torch::Tensor& input) { return module.forward(input); },
-                          module.parameters(), samples);
+  return evaluate_samples(
+      [&module](const torch::Tensor& input, const torch::Tensor& target) {
+        return score(module.forward(input), target);
+      },
+      module.parameters(), samples);
 }
 
 }  // namespace ddp

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # From the bottom to the top: a folder may use the folders before it.
-ORDER = ["base", "meet", "device", "backends", "launch", "data", "model", "fused", "parallel", "training"]
+ORDER = ["base", "meet", "device", "backends", "launch", "data", "model", "fused", "compiled", "parallel", "training"]
 # Built without LibTorch, so that programs without it start fast and the thread sanitizer sees all of shm.
 WITHOUT_TORCH = ["common/base", "common/meet", "common/device", "common/launch", "common/backends/shm", "common/backends/mpi", "bench", "tools", "simulator"]
 # They run on a process group, or are libraries of their own (ddp_meet_torch, ddp_device_torch).

@@ -1,0 +1,23 @@
+"""The model of main.cpp in Python, for tools/compile_step: docs/guides/your_model.md."""
+
+import torch
+from torch import nn
+
+
+def model():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * 7 * 7, 10),
+    )
+
+
+def loss(output, target):
+    """@return the mean over the samples"""
+    return nn.functional.cross_entropy(output, target)
+
+
+def example():
+    """@return a batch: (samples, 784) pixels and (samples) classes"""
+    return torch.rand(8, 784), torch.randint(10, (8,))

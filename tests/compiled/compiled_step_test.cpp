@@ -1,0 +1,128 @@
+// Steps that PyTorch's compiler made are those of Python and of autograd in C++, for batches of any
+// size. make_steps.py makes them.
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "common/base/exit_codes.hpp"
+#include "common/compiled/compiled_step.hpp"
+#include "common/data/dataset.hpp"
+#include "common/data/tensor_file.hpp"
+#include "tests/support/catch.hpp"
+
+namespace {
+
+namespace nn = torch::nn;
+using Catch::Matchers::ContainsSubstring;
+
+std::string file(const std::string& name) {
+  return DDP_STEPS "/" + name;
+}
+
+bool close(const torch::Tensor& a, const torch::Tensor& b) {
+  return torch::allclose(a, b, /*rtol=*/1e-5, /*atol=*/1e-6);
+}
+
+TEST_CASE("three steps of a model with tied weights, buffers and attention are Python's",
+          "[compiled]") {
+  ddp::CompiledStep step(file("zoo.pt2"), torch::kCPU);
+  std::vector<std::string> names;
+  for (const auto& item : step.named_parameters()) {
+    CHECK(item.value().requires_grad());
+    names.push_back(item.key());
+  }
+  const size_t trained = names.size();
+  for (const auto& item : step.named_buffers()) {
+    names.push_back(item.key());
+  }
+  const size_t tensors = names.size();
+  for (const char* const kind : {"input", "target", "loss"}) {
+    for (const char* const number : {"0", "1", "2"}) {
+      names.push_back(std::string(kind) + number);
+    }
+  }
+  names.emplace_back("evaluated");
+  const ddp::NamedTensors stored =
+      ddp::map_tensor_file(file("zoo.expected.safetensors"), names).tensors;
+  const std::map<std::string, torch::Tensor> expected(stored.begin(), stored.end());
+  REQUIRE(trained == 15);
+  REQUIRE(tensors == trained + 4);  // BatchNorm's, and the frozen parameter
+  REQUIRE(expected.size() == names.size());
+
+  torch::optim::SGD optimizer(step.parameters(), 0.1);
+  for (const std::string number : {"0", "1", "2"}) {
+    optimizer.zero_grad();
+    const torch::Tensor loss =
+        step(expected.at("input" + number), expected.at("target" + number), 0.5);
+    CHECK(close(loss, expected.at("loss" + number)));
+    optimizer.step();
+  }
+  for (const auto& values : {step.named_parameters(), step.named_buffers()}) {
+    for (const auto& item : values) {
+      INFO(item.key());
+      CHECK(close(item.value(), expected.at(item.key())));
+    }
+  }
+  const ddp::Samples last{expected.at("input2"), expected.at("target2")};
+  const ddp::Evaluation evaluation = ddp::evaluate(step, last);
+  CHECK(evaluation.loss == Approx(expected.at("evaluated").item<double>()).epsilon(1e-5));
+  CHECK(std::isnan(evaluation.accuracy));  // several outputs a sample
+}
+
+TEST_CASE("the losses of 20 steps of the page's CNN are autograd's", "[compiled]") {
+  nn::Sequential model(nn::Unflatten(nn::UnflattenOptions(1, {1, 28, 28})),
+                       nn::Conv2d(nn::Conv2dOptions(1, 8, 3).stride(2).padding(1)), nn::ReLU(),
+                       nn::Conv2d(nn::Conv2dOptions(8, 16, 3).stride(2).padding(1)), nn::ReLU(),
+                       nn::Flatten(), nn::Linear(16 * 7 * 7, 10));
+  ddp::CompiledStep step(file("cnn.pt2"), torch::kCPU);
+  const std::vector<torch::Tensor> first = step.parameters();
+  {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < first.size(); ++i) {
+      model->parameters().at(i).copy_(first[i]);
+    }
+  }
+  torch::optim::SGD by_autograd(model->parameters(), 0.05);
+  torch::optim::SGD optimizer(step.parameters(), 0.05);
+  const ddp::Samples samples = ddp::load_dataset("fashion-mnist").train.slice(0, 640).read();
+  for (int64_t i = 0; i < 20; ++i) {
+    const ddp::Samples batch = samples.slice(32 * i, 32 * (i + 1));
+    by_autograd.zero_grad();
+    const torch::Tensor loss = ddp::loss(model->forward(batch.input), batch.target);
+    loss.backward();
+    by_autograd.step();
+    CHECK(step(batch.input, batch.target).item<double>() ==
+          Approx(loss.item<double>()).epsilon(1e-5));
+    optimizer.step();
+  }
+}
+
+TEST_CASE("all gradients share one tensor; NaN stays in it, and no samples leave zeros",
+          "[compiled]") {
+  ddp::CompiledStep step(file("T.pt2"), torch::kCPU);
+  const auto run = [&](int64_t samples, float value) {
+    return step(torch::full({samples, 20}, value), torch::ones({samples, 1})).item<float>();
+  };
+  CHECK(std::isfinite(run(3, 1)));
+  CHECK(step.gradients().count_nonzero().item<int64_t>() == 21);
+  step.gradients().fill_(2);
+  for (const torch::Tensor& parameter : step.parameters()) {
+    CHECK(parameter.grad().eq(2).all().item<bool>());
+  }
+  CHECK(std::isnan(run(3, NAN)));
+  CHECK(step.parameters()[0].grad().isnan().all().item<bool>());
+  CHECK(run(0, 1) == 0);
+  CHECK(step.gradients().count_nonzero().item<int64_t>() == 0);
+  CHECK_THROWS_WITH(step(torch::ones({3, 21}), torch::ones({3, 1})),
+                    ContainsSubstring("got input of shape (3, 21) and dtype Float, expected (3, 20)"));
+  CHECK_THROWS_AS(step(torch::ones({3, 20}, torch::kFloat64), torch::ones({3, 1})),
+                  ddp::UsageError);
+  CHECK_THROWS_WITH(step(torch::ones({3, 20}), torch::ones({3})),
+                    ContainsSubstring("got target of shape (3)"));
+  CHECK_THROWS_WITH(step(torch::ones({3, 20}), torch::ones({2, 1})), ContainsSubstring("expected (3, 1)"));
+}
+
+}  // namespace

@@ -1,0 +1,35 @@
+"""A model with what a step may meet: embedding, attention, LayerNorm, BatchNorm, tied weights, a frozen parameter in the first child."""
+
+import torch
+from torch import nn
+
+
+class Zoo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.ParameterList([nn.Parameter(torch.tensor([0.5]), requires_grad=False)])
+        self.embedding = nn.Embedding(50, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.batch_norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(16, 50, bias=False)
+        self.out.weight = self.embedding.weight
+        self.unused = nn.Linear(2, 1)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.out(self.batch_norm(self.norm(x + self.mlp(x))) * self.scale[0])
+
+
+def model():
+    return Zoo()
+
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def example():
+    return torch.randint(50, (4, 8)), torch.randint(50, (4, 8))
