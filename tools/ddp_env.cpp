@@ -5,6 +5,7 @@
 #include "common/base/command_line.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/base/json_text.hpp"
+#include "common/device/blas.hpp"
 #include "common/launch/run_main.hpp"
 #include "common/meet/launch.hpp"
 
@@ -28,6 +29,7 @@ nlohmann::ordered_json to_json(const ddp::LaunchEnvironment& environment) {
         {"port", store.port},
         {"file", store.file},
         {"prefix", store.prefix}}},
+      {"blas", ddp::find_blas()},
       {"evidence", nlohmann::ordered_json::array()},
   };
   for (const auto& [what, value, source] : environment.evidence) {
@@ -41,9 +43,12 @@ std::string to_table(nlohmann::ordered_json document) {
   const nlohmann::ordered_json evidence = document["evidence"];
   document.erase("evidence");
   std::string text;
-  for (const auto& [name, value] : document.items()) {
-    text += fmt::format("{:<18}{}\n", name,
-                        value.is_string() ? value.get<std::string>() : ddp::json_text(value));
+  document = document.flatten();
+  for (const auto& [pointer, value] : document.items()) {
+    std::string name = pointer.substr(1);  // of "/store/kind"
+    std::ranges::replace(name, '/', '.');
+    const std::string shown = value.is_string() ? value.get<std::string>() : ddp::json_text(value);
+    text += shown.empty() ? "" : fmt::format("{:<18}{}\n", name, shown);
   }
   text += evidence.empty() ? "no launcher started this process\n" : "because\n";
   for (const auto& fact : evidence) {
@@ -61,7 +66,7 @@ int main(int argc, char** argv) {
     ddp::CommandLine line(
         "ddp-env",
         "Prints the rank, world size and store that a stage would find in this environment, and "
-        "why.",
+        "why; and the library behind LibTorch's matrix products.",
         "ddp-env " DDP_VERSION,
         "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
         "Exit codes: 0 found, 2 the environment contradicts itself.",

@@ -366,3 +366,34 @@ TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a
   CHECK_NOTHROW(nlohmann::json::parse(show("--json", odd)));
   CHECK(contains(show("", odd), "\\n"));
 }
+
+TEST_CASE("ddp-env names who computes LibTorch's matrix products") {
+  const auto blas = [](const std::string& preloaded) {
+    ddp::test::RunOptions run;
+    run.environment = {{"LD_PRELOAD", preloaded}};
+    const std::string table = ddp::test::run_program({DDP_BIN_DIR "/ddp-env"}, run).out;
+    CHECK(contains(table, "blas.path "));
+    const auto result = ddp::test::run_program({DDP_BIN_DIR "/ddp-env", "--json"}, run);
+    return nlohmann::json::parse(result.out).at("blas").get<std::map<std::string, std::string>>();
+  };
+  const std::string processor = ddp::read_text("/proc/cpuinfo");
+  const bool has_avx512 = contains(processor, " avx512vl");
+  const bool is_intel = contains(processor, "GenuineIntel");
+  const auto alone = blas("");
+  const bool is_mkl = contains(alone.at("version"), "Math Kernel Library");
+  const auto answered = blas(DDP_BLAS_DIR "/libonly_mkl_serv_intel_cpu_true.so");
+  const auto second = blas(DDP_BLAS_DIR "/libonly_sgemm_.so");
+  for (const auto& [who, found, warns, wide] : {
+           std::tuple{"alone", alone, has_avx512 && !is_intel, has_avx512 && is_intel},
+           std::tuple{"answered", answered, false, has_avx512},
+       }) {
+    INFO(who);
+    CHECK(contains(found.at("path"), "/libtorch_cpu.so") == is_mkl);
+    CHECK(contains(found.at("code_path"), "AVX512") == (is_mkl && wide));
+    CHECK(contains(found.at("warning"), "AVX-512") == (is_mkl && warns));
+  }
+  CHECK((alone.at("code_path") == answered.at("code_path")) == (!is_mkl || is_intel));
+  CHECK(second.at("path") == DDP_BLAS_DIR "/libonly_sgemm_.so");
+  CHECK(contains(second.at("warning"), second.at("path")));
+  CHECK(second.at("version").empty());
+}
