@@ -8,6 +8,7 @@
 
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
+#include "common/device/blas.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp::bench {
@@ -73,6 +74,7 @@ void add_facts(const Plan& plan, Report& report) {
                            "--abbrev=40", "--exclude=*"}));
   report.software = {{"compiler", DDP_COMPILER},
                      {"libtorch", DDP_TORCH_VERSION},
+                     {"blas", find_blas()},
                      {"git_commit", commit},
                      {"launchers", plan.launchers}};
   std::vector<std::string> command = {"bench"};
