@@ -47,12 +47,16 @@ void copy_back(const at::Tensor& tensor, const at::Tensor& hosted) {
   }
 }
 
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using Lists = std::vector<Tensors>;
+
 class HostBackend final : public c10d::Backend {
  public:
   HostBackend(std::string name, std::unique_ptr<Communicator> communicator)
       : c10d::Backend(communicator->rank(), communicator->world_size()),
         name_(std::move(name)),
-        prefix_("--backend " + name_ + ": "),
+        prefix_("backend " + name_ + ": "),
         communicator_(std::move(communicator)) {}
 
   const std::string getBackendName() const override { return name_; }
@@ -66,8 +70,8 @@ class HostBackend final : public c10d::Backend {
     }
   }
 
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override {
+  WorkPointer allreduce(std::vector<at::Tensor>& tensors,
+                        const c10d::AllreduceOptions& options) override {
     const at::Tensor& given = only("all_reduce", tensors);
     const ReduceOp reduce_op = reduce_op_of(options.reduceOp);
     const bool is_linear = reduce_op == ReduceOp::kSum || reduce_op == ReduceOp::kAverage;
@@ -98,8 +102,8 @@ class HostBackend final : public c10d::Backend {
     communicator().stop(stop);
   }
 
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override {
+  WorkPointer broadcast(std::vector<at::Tensor>& tensors,
+                        const c10d::BroadcastOptions& options) override {
     const at::Tensor& tensor = only("broadcast", tensors);
     TORCH_CHECK(options.rootRank >= 0 && options.rootRank < size_, prefix_,
                 "Expected broadcast from rank 0 to ", size_ - 1, ", got ", options.rootRank);
@@ -110,9 +114,8 @@ class HostBackend final : public c10d::Backend {
     return done(c10d::OpType::BROADCAST, tensors);
   }
 
-  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
-                                           std::vector<at::Tensor>& inputs,
-                                           const c10d::AllgatherOptions&) override {
+  WorkPointer allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                        std::vector<at::Tensor>& inputs, const c10d::AllgatherOptions&) override {
     const at::Tensor& input = only("all_gather", inputs);
     TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_), prefix_,
                 "Expected all_gather into ", size_, " tensors, got ",
@@ -135,7 +138,66 @@ class HostBackend final : public c10d::Backend {
     return done(c10d::OpType::ALLGATHER, outputs[0]);
   }
 
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions&) override {
+  // The four collectives of Python's FSDP2.
+
+  /// Gathers into the parts of `output`, which must be contiguous.
+  WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input,
+                              const c10d::AllgatherOptions& options) override {
+    Lists outputs = {output.view({-1}).tensor_split(size_)};
+    Tensors inputs = {input};
+    return allgather(outputs, inputs, options);
+  }
+
+  WorkPointer allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) override {
+    WorkPointer work;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      work = _allgather_base(outputs[i], inputs[i], options);
+    }
+    return work;
+  }
+
+  /// Reduces a copy of the whole `input` on every rank, and keeps this rank's part.
+  WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& options) override {
+    TORCH_CHECK(input.numel() == output.numel() * size_, prefix_, "Expected reduce_scatter of ",
+                output.numel() * size_, " elements, got ", input.numel());
+    Tensors copy = {input.clone(at::MemoryFormat::Contiguous)};
+    const WorkPointer work = allreduce(copy, {.reduceOp = options.reduceOp});
+    output.copy_(
+        copy[0].view({-1}).tensor_split(size_)[static_cast<size_t>(rank_)].view_as(output));
+    return work;
+  }
+
+  WorkPointer reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::ReduceScatterOptions& options) override {
+    WorkPointer work;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      work = _reduce_scatter_base(outputs[i], inputs[i], options);
+    }
+    return work;
+  }
+
+  // Refused, because c10d's own refusals do not say what to use.
+
+  WorkPointer reduce(Tensors&, const c10d::ReduceOptions&) override { lacks("reduce"); }
+  WorkPointer gather(Lists&, Tensors&, const c10d::GatherOptions&) override { lacks("gather"); }
+  WorkPointer scatter(Tensors&, Lists&, const c10d::ScatterOptions&) override { lacks("scatter"); }
+  WorkPointer reduce_scatter(Tensors&, Lists&, const c10d::ReduceScatterOptions&) override {
+    lacks("reduce_scatter of lists");
+  }
+  WorkPointer alltoall_base(at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
+                            const c10d::AllToAllOptions&) override {
+    lacks("all_to_all_single");
+  }
+  WorkPointer alltoall(Tensors&, Tensors&, const c10d::AllToAllOptions&) override {
+    lacks("all_to_all");
+  }
+  WorkPointer send(Tensors&, int, int) override { lacks("send"); }
+  WorkPointer recv(Tensors&, int, int) override { lacks("recv"); }
+  WorkPointer recvAnysource(Tensors&, int) override { lacks("recv from any rank"); }
+
+  WorkPointer barrier(const c10d::BarrierOptions&) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     communicator().barrier();
     return done(c10d::OpType::BARRIER, {});
@@ -156,11 +218,18 @@ class HostBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
+  [[noreturn]] void lacks(const char* operation) const {
+    TORCH_CHECK(false, prefix_,
+                "Expected all_reduce, broadcast, all_gather, reduce_scatter_tensor ",
+                "or barrier, got ", operation, "; use gloo");
+  }
+
   ReduceOp reduce_op_of(c10d::ReduceOp::RedOpType op) const {
     using Op = c10d::ReduceOp;
+    constexpr std::array kNames = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
+                                   "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
     TORCH_CHECK(op == Op::SUM || op == Op::AVG || op == Op::MAX || op == Op::MIN, prefix_,
-                "Expected all_reduce with SUM, AVG, MAX or MIN, got c10d::ReduceOp ",
-                static_cast<int>(op));
+                "Expected all_reduce with SUM, AVG, MAX or MIN, got ", kNames.at(op), "; use gloo");
     return op == Op::SUM   ? ReduceOp::kSum
            : op == Op::AVG ? ReduceOp::kAverage
            : op == Op::MAX ? ReduceOp::kMax
@@ -175,7 +244,7 @@ class HostBackend final : public c10d::Backend {
 
   /// Returns the same object again if the caller has not kept it, so that a step allocates nothing.
   /// It keeps `results` until the next operation. Call it under the lock.
-  c10::intrusive_ptr<c10d::Work> done(c10d::OpType type, const std::vector<at::Tensor>& results) {
+  WorkPointer done(c10d::OpType type, const std::vector<at::Tensor>& results) {
     if (done_.use_count() != 1) {
       done_ = c10::make_intrusive<DoneWork>(rank_);
     }

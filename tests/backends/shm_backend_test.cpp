@@ -128,7 +128,7 @@ TEST_CASE("what it cannot do is refused in one line") {
       message = error.what_without_backtrace();
     }
     INFO(message);
-    CHECK(contains(message, "--backend shm: " + expected));
+    CHECK(contains(message, "backend shm: " + expected));
     CHECK_FALSE(contains(message, "\n"));
   }
 }
