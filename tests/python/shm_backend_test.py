@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""python/ddp_cpp: over shm Python's torch.distributed computes what it computes over Gloo, or says in one line what it lacks.
+
+usage: shm_backend_test.py BUILD_DIR      with the Python that has the torch of the build
+"""
+
+import concurrent.futures
+import datetime
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
+sys.path[:0] = [str(ROOT / "tests"), str(BUILD / "python")]
+from support.scratch import Scratch  # noqa: E402
+
+RANKS = 3
+FLOATS, INTEGERS = "float32 float64 float16 bfloat16".split(), "int8 uint8 int32 int64 bool".split()
+REDUCTIONS = "SUM AVG MIN MAX PRODUCT BAND BOR BXOR".split()
+COLLECTIVES = {  # each returns the work and its result
+    "all_reduce": lambda x, op, group: (dist.all_reduce(y := x.clone(), op, group, True), y),
+    "broadcast": lambda x, op, group: (dist.broadcast(y := x.clone(), len(x) % RANKS, group, True), y),
+    "all_gather": lambda x, op, group: (dist.all_gather(list(y := torch.stack([x] * RANKS)), x, group, True), y),
+    "all_gather_into_tensor": lambda x, op, group: (dist.all_gather_into_tensor(y := x.repeat(RANKS), x, group, True), y),
+    "reduce_scatter_tensor": lambda x, op, group: (dist.reduce_scatter_tensor(y := x.clone(), x.repeat_interleave(RANKS), op, group, True), y),
+}
+
+
+def join(seconds=60):
+    import ddp_cpp  # noqa: F401
+    rank, store = int(sys.argv[2]), f"file://{os.getcwd()}/store"
+    dist.init_process_group("shm", init_method=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(0, seconds))
+    return rank
+
+
+def result_of(call, *arguments):
+    """@return the result, or the text of the error"""
+    try:
+        work, result = call(*arguments)
+        work.wait()
+        return result
+    except RuntimeError as error:
+        return str(error)
+
+
+def is_refused(name, dtype, op, x, gloo):
+    """Checks that ours is Gloo's result, or a refusal."""
+    ours, theirs = (result_of(COLLECTIVES[name], x.to(getattr(torch, dtype)), getattr(dist.ReduceOp, op), group) for group in (None, gloo))
+    is_text = isinstance(ours, str)
+    right = re.fullmatch(r"backend shm: Expected \w+ .*, got .+", ours) if is_text else torch.equal(ours, theirs)
+    assert right, (name, dtype, op, ours, theirs)
+    return is_text
+
+
+def conform(rank, gloo):
+    x = (torch.arange(1001) * 7 + rank * 5) % 5
+    refused = {(op, dtype) for name in COLLECTIVES for dtype in [*FLOATS, *INTEGERS, "complex64"]
+               for op in (REDUCTIONS[:2 if dtype == "complex64" else None] if "reduce" in name else ["SUM"]) if is_refused(name, dtype, op, x, gloo)}
+    expected = {(op, dtype) for op in REDUCTIONS[4:] for dtype in FLOATS + INTEGERS} | {("AVG", dtype) for dtype in INTEGERS}
+    assert refused == expected, refused ^ expected
+    x, xs, peer = torch.ones(3), [torch.ones(3)] * RANKS, (rank + 1) % RANKS
+    for name, *arguments in (("reduce", x, 0), ("gather", x, None if rank else xs), ("scatter", x, None if rank else xs), ("reduce_scatter", x, xs),
+                             ("all_to_all", xs, xs), ("all_to_all_single", x, x), ("send", x, peer), ("recv", x, peer), ("recv", x)):
+        said = result_of(getattr(dist, name), *arguments)
+        assert re.fullmatch(f"backend shm: Expected all_[^\n]+, got {name}[^\n]*; use gloo", said), (name, said)
+
+
+def collect(rank, gloo):
+    choose = random.Random(7)
+    for number in range(1000):
+        count = choose.choice((1, 2**choose.randrange(17), 1023 + choose.randrange(3), choose.randrange(1, 70000)))
+        x = torch.randint(0, 10, (count,), generator=torch.Generator().manual_seed(1000 * number + rank))
+        time.sleep(1e-3 * (x[0].item() == 0))
+        assert not is_refused(choose.choice(list(COLLECTIVES)), choose.choice(FLOATS + INTEGERS), choose.choice(("SUM", "MIN", "MAX")), x, gloo)
+
+
+def train(rank, gloo):
+    ends = []
+    for group in gloo, dist.group.WORLD:
+        for sharded in False, True:
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(20, 70), torch.nn.ReLU(), torch.nn.Linear(70, 3))
+            for layer in (model[0], model[2], model) if sharded else ():
+                fully_shard(layer, mesh=dist.DeviceMesh.from_group(group, "cpu"))
+            parallel_model = model if sharded else torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            torch.manual_seed(rank)
+            for _ in range(20):
+                optimizer.zero_grad()
+                parallel_model(torch.randn(8, 20)).square().mean().backward()
+                optimizer.step()
+            ends.append(torch.cat([(p.full_tensor() if sharded else p).detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(ends, [ends[0]] * 4, rtol=1e-5, atol=1e-6)
+
+
+def compute():
+    rank, gloo = join(), dist.new_group(backend="gloo")
+    for check in conform, collect, train:
+        check(rank, gloo)
+
+
+def miss():
+    """Rank 2 does not come, is killed or stands still. The others print their error."""
+    try:
+        if sys.argv[2:] != ["2", "absent"] and join(6) == 2:
+            os.kill(os.getpid(), 9) if sys.argv[3] == "killed" else time.sleep(8)
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print(error)
+
+
+class ShmBackend(Scratch):
+    def run_ranks(self, program, *more, last=()):
+        """@param last what starts the last rank @return the ranks' results"""
+        (self.folder / "store").unlink(missing_ok=True)
+        with concurrent.futures.ThreadPoolExecutor(RANKS) as pool:
+            return list(pool.map(lambda rank: self.run_here(*(last if rank == 2 else ()), sys.executable, __file__, BUILD, program, rank, *more,
+                                                            GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"), range(RANKS)))
+
+    def test_collectives_and_weights_are_gloos(self):
+        for rank in self.run_ranks("compute"):
+            self.assertEqual(rank.returncode, 0, rank.stderr)
+
+    def test_a_rank_that_does_not_come_is_named(self):
+        elsewhere = "unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"
+        for how, last, expected in (
+                ("killed", (), r"(rank . failed: )?rank 2 \(pid \d+\) died during all_reduce .+"),
+                ("late", (), r"(rank . failed: )?all_reduce .+: rank 2 \(pid \d+\) did not arrive within 6 s, expected all 3 ranks"),
+                ("absent", (), "within 6 s the start of --backend shm lacks rank 2 of world size 3, expected all of them"),
+                ("another host", elsewhere, "--backend shm: rank 2 is on elsewhere .+, expected all ranks on one host; use --backend gloo")):
+            for rank in self.run_ranks("miss", how, last=last)[:2]:
+                self.assertRegex(rank.stdout, rf"\A{expected}\n\Z", f"{how}: {rank.stderr}")
+
+    def test_the_pages_example_runs_with_the_build_and_installed(self):
+        self.write("train.py", re.search("```python\n(.*?)```", (ROOT / "docs/reference/backends.md").read_text(), re.DOTALL)[1])
+        status = ["git", "-C", ROOT, "status", "--porcelain"]
+        before = subprocess.check_output(status)
+        done = self.run_here(sys.executable, "-m", "pip", "install", "--no-deps", "--target", "installed", ROOT / "python")
+        self.assertEqual((done.returncode, subprocess.check_output(status)), (0, before), done.stdout + done.stderr)
+        for path in self.folder / "installed", BUILD / "python":
+            done = self.run_here(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", PYTHONPATH=f"{path}")
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    globals().get("".join(sys.argv[1:2]), unittest.main)()
