@@ -45,6 +45,7 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"04_ddp_launcher",  "accelerated", kLargest, kHeaviest, kWithFull, "", kMpirunName},
     {"05_multinode",     "main",        kLargest, kHeaviest, kOnce,     "", kMpirunName},
     {"pytorch",    "tuned",    kSeveral, kEach,     kRepeated, kGloo, "", "pytorch",    kSpawn},
+    {"pytorch",    "tuned",    kSeveral, kEach,     kRepeated, kShm,  "", "pytorch",    kSpawn},
     {"pytorch",    "tuned",    kThreads, kEach,     kRepeated, "",    "", "pytorch",    kAlone},
     {"pytorch",    "compiled", kSeveral, kHeaviest, kSlow,     kGloo, "", "pytorch",    kSpawn},
     {"pytorch",    "compiled", kThreads, kHeaviest, kSlow,     "",    "", "pytorch",    kAlone},

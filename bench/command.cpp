@@ -71,9 +71,9 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   if (!is_python) {
     add_words(argv, "--quiet --resume never --snapshot");
     argv.push_back(folder + "/snapshot.safetensors");
-    if (run.backend != "none") {
-      add_words(argv, "--backend {}", run.backend);
-    }
+  }
+  if (run.backend != "none") {
+    add_words(argv, "--backend {}", run.backend);
   }
   if (run.kind == kNoCommunication) {
     argv.push_back("--no-communication");

@@ -205,8 +205,8 @@ class Measuring(Fakes):
         rows = {(run["stage"], run["variant"], run["launcher"], run["backend"], run["world_size"], run["threads"], run["global_batch"])
                 for run in scaling["runs"] if run["kind"] == "peer"}
         self.assertEqual(rows, {
-            ("pytorch", "tuned", "spawn", "gloo", 2, 1, 64), ("pytorch", "tuned", "none", "none", 1, 2, 64),
-            ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64),
+            ("pytorch", "tuned", "spawn", "gloo", 2, 1, 64), ("pytorch", "tuned", "spawn", "shm", 2, 1, 64),
+            ("pytorch", "tuned", "none", "none", 1, 2, 64), ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64),
             ("accelerate", "ddp", "spawn", "gloo", 2, 1, 64), ("tensorflow", "mirrored", "none", "none", 2, 1, 64),
             ("jax", "jit", "none", "none", 1, 2, 64), ("jax", "jit", "none", "none", 2, 1, 64),
             ("c10d", "reducer", "spawn", "gloo", 2, 1, 64), ("c10d", "reducer", "spawn", "shm", 2, 1, 64)})

@@ -79,7 +79,7 @@ def is_close(ours, theirs):
     return abs(ours - theirs) <= 1e-3 * abs(theirs)
 
 
-def check_metrics(rows, summary, stage, variant, processes, ranks):
+def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
     steps = summary["steps"]
     check(steps == stage["steps"] and summary["warmup_steps"] == min(20, steps // 2), "wrong number of steps")
     check(sorted((row["rank"], row["step"], row["epoch"]) for row in rows)
@@ -98,7 +98,7 @@ def check_metrics(rows, summary, stage, variant, processes, ranks):
     check(summary["world_size"] == processes and summary["device"] == "cpu", "the summary is another run's")
     # The stages' programs have no variants.
     if variant != "reducer":
-        check((summary["variant"], summary["backend"]) == (variant, "gloo" if ranks > 1 else None), f"another variant or backend: {summary}")
+        check((summary["variant"], summary["backend"]) == (variant, backend if ranks > 1 else None), f"another variant or backend: {summary}")
         medians = [statistics.median(row["step_ms"] for row in rows if row["rank"] == rank
                                      and row["step"] >= summary["warmup_steps"]) for rank in range(ranks)]
         check(is_close(summary["step_ms"], max(medians)), f"step_ms is {summary['step_ms']}, expected {medians}")
@@ -117,13 +117,13 @@ def check_parity(program, variant, workload, processes, *options, chatty=False):
         pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
         closed = [] if program is REDUCER else ["sh", "-c", 'exec "$@" >&- <&-', "sh"]
         result = run(*closed, *program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options, cwd=folder,
-                     env={**os.environ, "PYTHONPATH": folder})
+                     env={**os.environ, "PYTHONPATH": folder, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python")})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
     difference = abs(summary["moved"] - stage["moved"]) / stage["moved"]
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
-    check_metrics(rows, summary, stage, variant, processes, ranks)
+    check_metrics(rows, summary, stage, variant, processes, ranks, "shm" if "shm" in options else "gloo")
     for step, expected in enumerate(of_steps):
         mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
         check(is_close(mean, expected), f"step {step} has loss {mean}, expected {expected}")
@@ -155,6 +155,7 @@ def check_bad_arguments():
                 ("--layers", "20"), ("--layers", "20,0"), ("--lr", "nan"), ("--lr", "0"), ("--lr", "inf"))),
             ("1 1 --device cuda", "--device cuda", "found 0 CUDA devices")]:
         check_one_line(run(*PYTORCH, *line.split(), env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
+    check_one_line(run(*PYTORCH, "1", "1", "--backend", "shm", env=os.environ | {"DDP_PYTHON_DIR": "/"}), 2, "ddp_cpp", "--target ddp_python")
     check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"), 1, "No space left")
     check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
@@ -268,8 +269,8 @@ def framework_cases():
         result = run(PEERS / "install.sh", name)
         check(result.returncode == 0, f"install.sh {name} failed: {result.stderr}")
         program = peer(name, result.stdout.rstrip("\n"))
-        for processes, workload in ((2, "S"), (1, "T")):
-            yield parity(program, variant, workload, processes, chatty=name == "tensorflow")
+        for processes, workload, *options in ((2, "S"), (1, "T"), *[(2, "S", "--backend", "shm")] * (name == "accelerate")):
+            yield parity(program, variant, workload, processes, *options, chatty=name == "tensorflow")
 
 
 def project_cases():
@@ -277,6 +278,7 @@ def project_cases():
     yield "bad arguments", check_bad_arguments
     yield "install.sh", check_install
     yield parity(PYTORCH, "tuned", "S", 2)
+    yield from [parity(PYTORCH, "tuned", "S", 2, "--backend", "shm")] * (BIN_DIR.parent / "python").exists()  # else the test python_shm says why
     yield parity(PYTORCH, "tuned", "T", 1)
     yield parity(REDUCER, "reducer", "T", 2, "--backend", "gloo")
     yield parity(REDUCER, "reducer", "S", 4, "--backend", "shm")

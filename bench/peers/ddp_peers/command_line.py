@@ -70,8 +70,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(program, variants, devices):
-    """@return the options of the command line by name (`processes` for --nprocs, `learning_rate` for --lr), and `program`, `backend`
-    and `batch_per_rank` @throws UsageError"""
+    """@return the options of the command line by name (`processes` for --nprocs, `learning_rate` for --lr), and `program` and
+    `batch_per_rank` @throws UsageError"""
     parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Trains the stages' model on synthetic data as a peer of the C++ stages.",
                      epilog="variants:\n" + "".join(f"  {name:<10}{text}\n" for name, text in variants.items())
@@ -90,10 +90,11 @@ def parse(program, variants, devices):
     add("--lr", type=rate, default=0.1, dest="learning_rate", metavar="RATE", help="learning rate of SGD (default 0.1)")
     add("--seed", type=integer, default=42, metavar="N", help="seed of weights, data and order (default 42)")
     add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
+    add("--backend", choices=("nccl", "gloo", "shm"), help="between processes (default: gloo, and nccl on GPUs)")
     add("--metrics", metavar="FILE", help="file for a JSON line per rank and step, then the summary")
     options = parser.parse_args()
     options.program = program
-    options.backend = "nccl" if options.device == "cuda" else "gloo"
+    options.backend = options.backend or ("nccl" if options.device == "cuda" else "gloo")
     options.global_batch = options.global_batch or DEFAULT_BATCH_PER_RANK * options.processes
     options.batch_per_rank, rest = divmod(options.global_batch, options.processes)
     if rest != 0:

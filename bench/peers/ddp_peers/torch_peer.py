@@ -3,6 +3,8 @@
 import datetime
 import hashlib
 import os
+import pathlib
+import sys
 import tempfile
 
 import torch
@@ -45,6 +47,16 @@ def _mean_over_ranks(value):
     return values.item() / dist.get_world_size()
 
 
+def _import_backend(name):
+    """Makes the backend known to torch: shm is this project's, built with it or installed by pip."""
+    if name == "shm":
+        sys.path.append(os.environ.get("DDP_PYTHON_DIR") or str(pathlib.Path(__file__).parents[3] / "build/python"))
+        try:
+            import ddp_cpp  # noqa: F401
+        except ImportError as error:
+            raise UsageError(f"--backend shm: got {error}, expected build/python (cmake --build build --target ddp_python)") from None
+
+
 def _train_and_report(rank, options, train, rendezvous):
     """@param rendezvous file; None: a single process, without process group"""
     torch.set_num_threads(options.threads)
@@ -56,6 +68,7 @@ def _train_and_report(rank, options, train, rendezvous):
         ranks = str(options.processes)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # loopback, as in the stages on one host
+        _import_backend(options.backend)
         dist.init_process_group(options.backend, init_method=f"file://{rendezvous}", rank=rank, world_size=options.processes,
                                 timeout=datetime.timedelta(seconds=120), device_id=device if options.device == "cuda" else None)
     samples = load_samples(options)
@@ -87,6 +100,7 @@ def run(options, train):
     if options.device == "cuda" and torch.cuda.device_count() < options.processes:
         raise UsageError(f"--device cuda with --nprocs {options.processes}: found {torch.cuda.device_count()} CUDA devices, "
                          "expected one for each process")
+    _import_backend(options.backend)  # before the ranks, so that a failure is one line
     if options.processes == 1:
         _train_and_report(0, options, train, None)
     else:
