@@ -55,8 +55,10 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"jax",        "jit",      kSeveral, kEach,     kRepeated, "",    "", "jax",        kReplicas, false},
     {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", "c10d",       kSpawn,    true, false},
     {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, "",    "", "c10d",       kSpawn,    true, false},
-    // Beside frameworks over Gloo.
+    // Beside frameworks over Gloo, and beside JAX's compiled step.
     {"03_ddp_spawn", "main",  kSeveral, kEach, kRepeated, kGloo, "", "pytorch,accelerate,tensorflow,jax"},
+    {"03_ddp_spawn", "compiled", kLargest, kEach, kRepeated, kShm, "", "jax", kSpawn, false},
+    {"03_ddp_spawn", "fused",    kLargest, kEach, kRepeated, kShm, "", "jax", kSpawn, false},
   };
   // clang-format on
 }

@@ -31,9 +31,10 @@ class Fakes(Scratch):
 
     def setUp(self):
         super().setUp()
-        self.bin, self.path, self.tmp, self.peers = (self.folder / name for name in ("bin", "path", "tmp", "peers"))
+        self.bin, self.path, self.tmp, self.peers = (self.folder / name for name in ("bin", "path", "tmp", "bench/peers"))
         for folder in (self.bin, self.path, self.tmp, self.peers):
-            folder.mkdir()
+            folder.mkdir(parents=True)
+        self.script("tools/compile_step", 'for last; do :; done; echo "compile_step $*" >>bin/CALLS; : >"$last"; : >"${last%.pt2}.safetensors"')
         for name in [*STAGES, "bench_micro", "peer_c10d"]:
             self.install(self.bin / name)
         (self.path / "python3").symlink_to(sys.executable)
@@ -195,6 +196,18 @@ class Measuring(Fakes):
         strong = [*arguments, "--scaling", "strong", "--world-sizes", "1,2", "--dry-run"]
         self.assertEqual(set(re.findall(r"strong +(\d+)", self.run_bench(*strong).stdout)), {str(4 * 32)})
 
+    def test_a_step_is_compiled_once_and_kept(self):
+        arguments = [*SMALL[:4], "--steps", "20", "--repetitions", "1", "--stages", "03_ddp_spawn_compiled"]
+        for _ in range(2):
+            self.measure(*arguments)
+        self.assertIn("compile_step --layers 20,1 --seed 42 --device cpu --output ", self.calls("compile_step ")[0])
+        self.assertEqual(len(self.calls("compile_step ")), 1)
+        self.assertRegex(self.calls("03_ddp_spawn_compiled ")[-1], r"--step \S+/steps/20-1-seed42-cpu-torch\S+\.pt2 ")
+        self.script("tools/compile_step", "echo 'no compiler' >&2; exit 2")
+        scaling = self.measure(*arguments, "--seed", "7")
+        self.assertIn({"what": "T/03_ddp_spawn_compiled", "reason": "exit code 2: no compiler"}, scaling["not_run"])
+        self.assertEqual([run["variant"] for run in scaling["runs"]], ["main"])
+
     def test_peers(self):
         self.install(self.peers / "install.sh")
         for name in ("pytorch", "jax", "accelerate", "tensorflow"):
@@ -212,9 +225,9 @@ class Measuring(Fakes):
             ("c10d", "reducer", "spawn", "gloo", 2, 1, 64), ("c10d", "reducer", "spawn", "shm", 2, 1, 64)})
         self.assertEqual([(run["variant"], run["threads"]) for run in scaling["runs"] if run["error"]], [("jit", 2)])
         self.assertTrue(run_of(scaling, "03_ddp_spawn", 2, backend="gloo")["parity"]["ok"])  # the same transport
-        fused = run_of(scaling, "03_ddp_spawn", 2, variant="fused", backend="shm")  # beside JAX
-        self.assertEqual(fused["pieces_ms"]["forward"], None)
-        self.assertEqual(len(self.calls("03_ddp_spawn_fused ")), 2)
+        for variant in "fused", "compiled":  # beside JAX
+            self.assertEqual(run_of(scaling, "03_ddp_spawn", 2, variant=variant, backend="shm")["pieces_ms"]["forward"], None)
+            self.assertEqual(len(self.calls(f"03_ddp_spawn_{variant} ")), 2)
         (self.bin / "peer_c10d").chmod(0o644)
         self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
         (self.peers / "no_network").touch()
@@ -366,12 +379,16 @@ class Options(Fakes):
             "stage 01_single_gpu none none 1 1 weak 32 6 T",
             "stage 03_ddp_spawn spawn shm 1 1 weak 32 6 T",
             "stage 03_ddp_spawn spawn shm 2 1 weak 64 6 T",
+            "stage 03_ddp_spawn_compiled spawn shm 2 1 weak 64 6 T",
+            "stage 03_ddp_spawn_fused spawn shm 2 1 weak 64 6 T",
             "stage 01_single_gpu none none 1 1 weak 64 6 M",
             "stage 01_single_gpu none none 1 2 weak 128 6 M",
             "stage 02_data_parallel none none 2 1 weak 128 6 M",
             "stage 03_ddp_spawn spawn shm 1 1 weak 64 6 M",
             "stage 03_ddp_spawn spawn shm 2 1 weak 128 6 M",
             "stage 03_ddp_spawn spawn gloo 2 1 weak 128 6 M",
+            "stage 03_ddp_spawn_compiled spawn shm 2 1 weak 128 6 M",
+            "stage 03_ddp_spawn_fused spawn shm 2 1 weak 128 6 M",
             "stage 04_ddp_launcher torchrun shm 2 1 weak 128 1 M",
             "stage 04_ddp_launcher mpirun shm 2 1 weak 128 1 M",
             "stage 05_multinode mpirun shm 2 1 weak 128 1 M",
@@ -379,7 +396,7 @@ class Options(Fakes):
             "control 01_single_gpu none none 1 1 weak 64 6 M",
             "control 03_ddp_spawn spawn shm 2 1 weak 128 6 M",
             "control 03_ddp_spawn spawn shm 2 1 weak 64 6 T"])
-        self.assertEqual(sum(line.startswith("no comm") for line in table), 2)
+        self.assertEqual(sum(line.startswith("no comm") for line in table), 4)
         self.assertEqual(sum("FOLDER/metrics.jsonl" in line for line in lines), len(table))
         self.assertIn("M/weak/03_ddp_spawn/spawn/gloo/ranks:2: bin/03_ddp_spawn ", "\n".join(lines))
         for name, options in (("01_single_gpu/threads:2/ranks:1", "--threads 2 "), ("02_data_parallel/ranks:2", "--nprocs 2 --threads 1 ")):
@@ -394,7 +411,7 @@ class Options(Fakes):
                 ("--models T,S --world-sizes 1,2 --quick", {"stage +02_data_parallel .* T$": 1, "stage +03_ddp_spawn +spawn +shm +1 ": 0}),
                 ("--world-sizes 1", {".* gloo": 0, ".* srun": 0}),
                 ("--launchers spawn", {".*fused": 0}),
-                ("--world-sizes 4096 --peers jax", {"Note: 4096 ranks take turns": 1, "Not run: 4096": 0, r".*: \$\(peers/install.sh jax\) peers/jax.py ": 4}),
+                ("--world-sizes 4096 --peers jax", {"Note: 4096 ranks take turns": 1, "Not run: 4096": 0, r".*: \$\(bench/peers/install.sh jax\) bench/peers/jax.py ": 4}),
                 # torchrun takes seconds to start, so it repeats less often.
                 ("--world-sizes 1,2 --full", {"stage .* S$": 13, "stage .* L$": 13, "stage .*by_hand .* M$": 1, "stage .*(fused|mirrored) .* M$": 2,
                                               "stage .*torchrun .* 6  M$": 1, "stage .*mpirun .* 15  M$": 3}),

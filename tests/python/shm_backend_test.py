@@ -4,15 +4,17 @@
 usage: shm_backend_test.py BUILD_DIR      with the Python that has the torch of the build
 """
 
-import concurrent.futures
+import ctypes
 import datetime
 import os
 import pathlib
 import random
 import re
+import socket
 import subprocess
 import sys
 import time
+import traceback
 import unittest
 
 import torch
@@ -22,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 sys.path[:0] = [str(ROOT / "tests"), str(BUILD / "python")]
+import ddp_cpp  # noqa: E402, F401
 from support.scratch import Scratch  # noqa: E402
 
 RANKS = 3
@@ -36,11 +39,8 @@ COLLECTIVES = {  # each returns the work and its result
 }
 
 
-def join(seconds=60):
-    import ddp_cpp  # noqa: F401
-    rank, store = int(sys.argv[2]), f"file://{os.getcwd()}/store"
-    dist.init_process_group("shm", init_method=store, rank=rank, world_size=RANKS, timeout=datetime.timedelta(0, seconds))
-    return rank
+def join(rank, seconds=60):
+    dist.init_process_group("shm", init_method="file://store", rank=rank, world_size=RANKS, timeout=datetime.timedelta(0, seconds))
 
 
 def result_of(call, *arguments):
@@ -103,43 +103,59 @@ def train(rank, gloo):
     torch.testing.assert_close(ends, [ends[0]] * 4, rtol=1e-5, atol=1e-6)
 
 
-def compute():
-    rank, gloo = join(), dist.new_group(backend="gloo")
+def compute(rank):
+    join(rank)
+    gloo = dist.new_group(backend="gloo")
     for check in conform, collect, train:
         check(rank, gloo)
 
 
-def miss():
-    """Rank 2 does not come, is killed or stands still. The others print their error."""
+def miss(rank, how):
+    """Rank 2 does not come, is killed, stands still or is on another host. @return the error of the others"""
+    if (rank, how) == (2, "another host"):
+        assert ctypes.CDLL(None).unshare(0x04000000) == 0  # CLONE_NEWUTS
+        socket.sethostname("elsewhere")
     try:
-        if sys.argv[2:] != ["2", "absent"] and join(6) == 2:
-            os.kill(os.getpid(), 9) if sys.argv[3] == "killed" else time.sleep(8)
+        if (rank, how) != (2, "absent"):
+            join(rank, 6)
+        if rank == 2:
+            os.kill(os.getpid(), 9) if how == "killed" else time.sleep(8)
         dist.all_reduce(torch.ones(3))
     except RuntimeError as error:
-        print(error)
+        return str(error)
 
 
 class ShmBackend(Scratch):
-    def run_ranks(self, program, *more, last=()):
-        """@param last what starts the last rank @return the ranks' results"""
-        (self.folder / "store").unlink(missing_ok=True)
-        with concurrent.futures.ThreadPoolExecutor(RANKS) as pool:
-            return list(pool.map(lambda rank: self.run_here(*(last if rank == 2 else ()), sys.executable, __file__, BUILD, program, rank, *more,
-                                                            GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"), range(RANKS)))
+    def run_ranks(self, body, *arguments):
+        """Runs body(rank, ...) in a process for each rank. @return what each returned; of a killed one None"""
+        said = [self.folder / f"rank{rank}" for rank in range(RANKS)]
+        for file in (*said, self.folder / "store"):
+            file.unlink(missing_ok=True)
+        for rank in range(RANKS):  # forks, because torch takes seconds to import
+            if os.fork() == 0:
+                os.chdir(self.folder)
+                torch.set_num_threads(1)
+                try:
+                    text = str(body(rank, *arguments))
+                except BaseException:
+                    text = traceback.format_exc()
+                said[rank].write_text(text)
+                os._exit(0)
+        for _ in range(RANKS):
+            os.wait()
+        return [file.read_text() if file.exists() else None for file in said]
 
     def test_collectives_and_weights_are_gloos(self):
-        for rank in self.run_ranks("compute"):
-            self.assertEqual(rank.returncode, 0, rank.stderr)
+        self.assertEqual(self.run_ranks(compute), ["None"] * RANKS)
 
     def test_a_rank_that_does_not_come_is_named(self):
-        elsewhere = "unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "sh"
-        for how, last, expected in (
-                ("killed", (), r"(rank . failed: )?rank 2 \(pid \d+\) died during all_reduce .+"),
-                ("late", (), r"(rank . failed: )?all_reduce .+: rank 2 \(pid \d+\) did not arrive within 6 s, expected all 3 ranks"),
-                ("absent", (), "within 6 s the start of --backend shm lacks rank 2 of world size 3, expected all of them"),
-                ("another host", elsewhere, "--backend shm: rank 2 is on elsewhere .+, expected all ranks on one host; use --backend gloo")):
-            for rank in self.run_ranks("miss", how, last=last)[:2]:
-                self.assertRegex(rank.stdout, rf"\A{expected}\n\Z", f"{how}: {rank.stderr}")
+        for how, expected in (
+                ("killed", r"(rank . failed: )?rank 2 \(pid \d+\) died during all_reduce .+"),
+                ("late", r"(rank . failed: )?all_reduce .+: rank 2 \(pid \d+\) did not arrive within 6 s, expected all 3 ranks"),
+                ("absent", "within 6 s the start of --backend shm lacks rank 2 of world size 3, expected all of them"),
+                ("another host", "--backend shm: rank 2 is on elsewhere .+, expected all ranks on one host; use --backend gloo")):
+            for text in self.run_ranks(miss, how)[:2]:
+                self.assertRegex(text, rf"\A{expected}\Z", how)
 
     def test_the_pages_example_runs_with_the_build_and_installed(self):
         self.write("train.py", re.search("```python\n(.*?)```", (ROOT / "docs/reference/backends.md").read_text(), re.DOTALL)[1])
@@ -153,4 +169,5 @@ class ShmBackend(Scratch):
 
 
 if __name__ == "__main__":
-    globals().get("".join(sys.argv[1:2]), unittest.main)()
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    unittest.main()
