@@ -17,7 +17,7 @@ using ddp::StartedBy;
 using ddp::test::contains;
 using ddp::test::words;
 
-const ExtraOptions kAll = {.graph = true, .batch_finder = true};
+const ExtraOptions kAll = {.graph = true, .step = true, .batch_finder = true};
 
 ddp::Options parse(const std::vector<std::string>& arguments,
                    StartedBy started_by = StartedBy::kProgram, const ExtraOptions& extra = {}) {
@@ -110,7 +110,7 @@ TEST_CASE("what may differ between ranks, and what decides a run's weights, is s
         "--memory-limit --data-dir --device --devices --nprocs --threads --timeout --interface "
         "--graph --rank --world-size --local-rank --local-world-size --master-addr --master-port "
         "--snapshot --trace --verbose --quiet ");
-  CHECK(result == "--global-batch --optimizer --lr --seed --dataset --dataset-size ");
+  CHECK(result == "--global-batch --optimizer --lr --seed --dataset --dataset-size --step ");
 }
 
 TEST_CASE("the page has every option, and its default") {
@@ -221,10 +221,11 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
                          {"--nprocs 2", "--nprocs", StartedBy::kLauncher},
                          {"--batch-size 8 --global-batch 32", "--global-batch"},
                          {"--speedup ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
-                         {"--speedup compile_ddp", "03_ddp_spawn_fused"},
+                         {"--speedup compile_ddp", "03_ddp_spawn_compiled"},
                          {"--speedup dataparallel", "02_data_parallel", StartedBy::kUser},
                          {"--batch-size auto", "04_ddp_launcher_auto_batch"},
                          {"--graph", "--graph"},
+                         {"--step s.pt2", "--step"},
                          {"--memory-limit 4GiB", "--memory-limit"},
                          {"--accumulate 2", "--accumulate"}}) {
     check_refused(words(std::string("50 10 ") + bad.line), bad.part, bad.started_by);
@@ -249,6 +250,7 @@ TEST_CASE("options of single programs") {
     return parse_line(line, StartedBy::kLauncher, kAll);
   };
   CHECK(found("--graph").graph);
+  CHECK(found("--step s.pt2").step == "s.pt2");
   CHECK(found("--batch-size auto").find_batch);
   CHECK(!found("--batch-size 8").find_batch);
   CHECK(found("--batch-size auto --global-batch 96").global_batch == 96);

@@ -27,7 +27,7 @@ inline std::pair<Options, Options> differing_options(const std::string& name, in
     std::vector<const char*> argv;
     std::ranges::transform(arguments, std::back_inserter(argv), &std::string::c_str);
     Options options = parse_options(static_cast<int>(argv.size()), argv.data(), StartedBy::kProgram,
-                                    {.graph = true, .batch_finder = true});
+                                    {.graph = true, .step = true, .batch_finder = true});
     resolve_options(options, world_size);
     return options;
   };
