@@ -177,6 +177,9 @@ void print(std::ostream& out, const Report& report) {
   print_line(out,
              fmt::format("{}, {} cores, LibTorch {}", report.machine.value("cpu_model", ""),
                          report.machine.value("cores", 0), report.software.value("libtorch", "")));
+  if (const auto text = report.software.value("/blas/warning"_json_pointer, ""); !text.empty()) {
+    print_wrapped(out, "", text);
+  }
   const std::vector<Workload> all = workloads(report);
   for (const Workload& runs : all) {
     print_speeds(out, runs);

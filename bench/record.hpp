@@ -140,7 +140,7 @@ struct Comparison {
 DDP_JSON_FIELDS(Comparison, kind, a, b, ratio, ci95, pairs, significant)
 
 struct Sentence {
-  std::string code;  ///< "blas", "fastest", "ranks", "threads", "peers", "controls"
+  std::string code;  ///< "fastest", "ranks", "threads", "peers", "controls"
   std::vector<std::string> runs;  ///< names of its runs
   std::string text;
 };

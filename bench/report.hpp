@@ -42,7 +42,6 @@ void judge(Report& report);
 
 /// Fills report.sentences from report.comparisons, after judge(). A sentence claims a difference
 /// only if a comparison is significant; its numbers are ratios of comparisons.
-///   blas      the warning in report.software
 ///   fastest   the stage's run with the most samples/s, and runs that are not significantly slower
 ///   ranks     the fastest stage of each world size against a single process
 ///   threads   ranks against threads of a single process, on the same cores

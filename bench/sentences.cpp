@@ -199,9 +199,6 @@ constexpr struct {
 
 void write_sentences(Report& report) {
   report.sentences.clear();
-  if (const auto text = report.software.value("/blas/warning"_json_pointer, ""); !text.empty()) {
-    report.sentences.push_back({.code = "blas", .runs = {}, .text = text + "."});
-  }
   const std::vector<Workload> all = workloads(report);
   for (const auto& [code, text, part] : kSentences) {
     Sentence sentence = {.code = code, .runs = {}, .text = ""};

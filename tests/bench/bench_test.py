@@ -207,6 +207,7 @@ class Measuring(Fakes):
         scaling = self.measure(*arguments, "--seed", "7")
         self.assertIn({"what": "T/03_ddp_spawn_compiled", "reason": "exit code 2: no compiler"}, scaling["not_run"])
         self.assertEqual([run["variant"] for run in scaling["runs"]], ["main"])
+        self.assertIn(" ".join(scaling["software"]["blas"]["warning"].split()[:8]), self.err)  # in the first lines
 
     def test_peers(self):
         self.install(self.peers / "install.sh")

@@ -168,11 +168,6 @@ TEST_CASE("the sentences of a quiet report say all that it shows", "[sentences]"
   const std::vector<std::string> codes = {"fastest", "ranks", "threads", "peers", "controls"};
   CHECK(std::ranges::equal(report.sentences, codes, {}, &Sentence::code));
   check_said(report, {{"fastest", "on M 03_ddp_spawn on 2 ranks over shm."}});
-  Report warned = report;
-  warned.software["blas"]["warning"] = "another library computes";
-  conclude(warned);
-  CHECK(warned.sentences.size() == 6);
-  check_said(warned, {{"blas", "another library computes."}});
   CHECK(*comparison(report, "best", "shm", "gloo").ratio == Approx(1.364).epsilon(0.01));
 }
 
