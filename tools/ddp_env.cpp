@@ -29,9 +29,11 @@ nlohmann::ordered_json to_json(const ddp::LaunchEnvironment& environment) {
         {"port", store.port},
         {"file", store.file},
         {"prefix", store.prefix}}},
-      {"blas", ddp::find_blas()},
       {"evidence", nlohmann::ordered_json::array()},
   };
+  if (environment.world_size == 1) {  // srun mixes the ranks' lines if they have over 1024 bytes
+    document["blas"] = ddp::find_blas();
+  }
   for (const auto& [what, value, source] : environment.evidence) {
     document["evidence"].push_back({{"what", what}, {"value", value}, {"source", source}});
   }
@@ -66,7 +68,7 @@ int main(int argc, char** argv) {
     ddp::CommandLine line(
         "ddp-env",
         "Prints the rank, world size and store that a stage would find in this environment, and "
-        "why; and the library behind LibTorch's matrix products.",
+        "why; one process alone also names the library behind LibTorch's matrix products.",
         "ddp-env " DDP_VERSION,
         "Examples: torchrun --nproc-per-node=2 --no-python ddp-env; srun -n4 ddp-env --json\n"
         "Exit codes: 0 found, 2 the environment contradicts itself.",

@@ -35,16 +35,18 @@ Blas find_blas() {
     blas.version = config();
     blas.code_path = find<const char*()>("openblas_get_corename", library)();
   } else if (mkl_version != nullptr && mkl_branch != nullptr && is_own) {
-    blas.version = std::string(200, '\0');
-    mkl_version(blas.version.data(), 200);
-    blas.version = blas.version.c_str();
+    // "Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build ..."
+    char text[200] = "";
+    mkl_version(text, sizeof(text));
+    const std::string from = text + std::string_view(text).find("Version ") + 8;
+    blas.version = "MKL " + from.substr(0, from.find_first_of("- "));
     // Constants of MKL_CBWR; 2 is for processors that are not Intel's.
     std::map<int, std::string> code_paths = {
         {2, "AVX2 at most"}, {10, "AVX2"}, {12, "AVX512"}, {14, "AVX512_E1"}};
     blas.code_path = code_paths[mkl_branch()];
     if (read_text("/proc/cpuinfo").find(" avx512vl") != std::string::npos &&
         !blas.code_path.starts_with("AVX512")) {
-      blas.warning = "MKL does not use its AVX-512 kernels on this processor";
+      blas.warning = "MKL leaves AVX-512 unused";
     }
   }
   blas.warning += blas.warning.empty() ? "" : ": see docs/guides/blas.md";
