@@ -178,25 +178,6 @@ class HostBackend final : public c10d::Backend {
     return work;
   }
 
-  // Refused, because c10d's own refusals do not say what to use.
-
-  WorkPointer reduce(Tensors&, const c10d::ReduceOptions&) override { lacks("reduce"); }
-  WorkPointer gather(Lists&, Tensors&, const c10d::GatherOptions&) override { lacks("gather"); }
-  WorkPointer scatter(Tensors&, Lists&, const c10d::ScatterOptions&) override { lacks("scatter"); }
-  WorkPointer reduce_scatter(Tensors&, Lists&, const c10d::ReduceScatterOptions&) override {
-    lacks("reduce_scatter of lists");
-  }
-  WorkPointer alltoall_base(at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
-                            const c10d::AllToAllOptions&) override {
-    lacks("all_to_all_single");
-  }
-  WorkPointer alltoall(Tensors&, Tensors&, const c10d::AllToAllOptions&) override {
-    lacks("all_to_all");
-  }
-  WorkPointer send(Tensors&, int, int) override { lacks("send"); }
-  WorkPointer recv(Tensors&, int, int) override { lacks("recv"); }
-  WorkPointer recvAnysource(Tensors&, int) override { lacks("recv from any rank"); }
-
   WorkPointer barrier(const c10d::BarrierOptions&) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     communicator().barrier();
@@ -218,12 +199,6 @@ class HostBackend final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
-  [[noreturn]] void lacks(const char* operation) const {
-    TORCH_CHECK(false, prefix_,
-                "Expected all_reduce, broadcast, all_gather, reduce_scatter_tensor ",
-                "or barrier, got ", operation, "; use gloo");
-  }
-
   ReduceOp reduce_op_of(c10d::ReduceOp::RedOpType op) const {
     using Op = c10d::ReduceOp;
     constexpr std::array kNames = {"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
