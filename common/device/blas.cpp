@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include "common/base/files.hpp"
 #include "common/device/hardware.hpp"
 
 namespace ddp {
@@ -44,7 +43,7 @@ Blas find_blas() {
     std::map<int, std::string> code_paths = {
         {2, "AVX2 at most"}, {10, "AVX2"}, {12, "AVX512"}, {14, "AVX512_E1"}};
     blas.code_path = code_paths[mkl_branch()];
-    if (read_text("/proc/cpuinfo").find(" avx512vl") != std::string::npos &&
+    if (instruction_sets().find(" avx512vl") != std::string::npos &&
         !blas.code_path.starts_with("AVX512")) {
       blas.warning = "MKL leaves AVX-512 unused";
     }
