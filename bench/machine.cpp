@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 #include <sys/utsname.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "bench/command.hpp"
@@ -62,7 +61,7 @@ void add_facts(const Plan& plan, Report& report) {
   }
   utsname kernel{};
   uname(&kernel);
-  const std::int64_t memory_kib = std::atoll(value_of("/proc/meminfo", "MemTotal").c_str());
+  const std::int64_t memory_kib = number_after("MemTotal:", read_text("/proc/meminfo"));
   report.machine = {{"host", kernel.nodename},
                     {"cpu_model", value_of("/proc/cpuinfo", "model name")},
                     {"cores", count_cores()},
