@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -19,15 +18,15 @@ import unittest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/your_model"))
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs/your_model")]
+from clusters.stages import last_line  # noqa: E402
 from support.scratch import Scratch  # noqa: E402
 import model as cnn  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN_DIR, STEPS = (pathlib.Path(sys.argv.pop(1)).resolve() for _ in range(2))
 KEY = "ddp-step-1"
-LAST_LINE = re.compile(r"moved (\S+) \| .* digest (\w+) ")
 
 
 class Compiled(Scratch):
@@ -35,8 +34,7 @@ class Compiled(Scratch):
         """@return moved and digest"""
         done = self.run_here(BIN_DIR / program, *line.split(), "--quiet")
         self.assertEqual(done.returncode, 0, done.stderr)
-        moved, digest = LAST_LINE.search(done.stdout).groups()
-        return float(moved), digest
+        return last_line(done.stdout)
 
     def losses(self, line, program="03_ddp_spawn_compiled"):
         """@return the losses of the first 20 steps, means over the ranks"""
