@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdio>
 
 #include "common/base/patience.hpp"
 #include "common/base/progress_bar.hpp"

@@ -1,6 +1,5 @@
 #include "bench/run.hpp"
 
-#include <ctime>
 #include <filesystem>
 #include <numeric>
 #include <random>

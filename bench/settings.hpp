@@ -1,8 +1,6 @@
 // bench/settings.hpp - the command line of bench.
 #pragma once
 
-#include <optional>
-
 #include "common/base/parse.hpp"
 
 namespace ddp::bench {

@@ -3,7 +3,6 @@
 
 #include <deque>
 #include <exception>
-#include <optional>
 #include <semaphore>
 #include <set>
 #include <thread>

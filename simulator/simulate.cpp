@@ -1,7 +1,6 @@
 // simulator/simulate.cpp - main() of a simulated program: command line, drawing, verdict.
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <iostream>

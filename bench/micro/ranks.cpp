@@ -3,7 +3,6 @@
 #include <c10/core/Event.h>
 
 #include <deque>
-#include <thread>
 
 #include "bench/statistics.hpp"
 #include "common/base/patience.hpp"

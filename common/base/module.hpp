@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 
 #include <filesystem>
-#include <string>
 
 #include "common/base/exit_codes.hpp"
 

@@ -1,8 +1,6 @@
 // common/compiled/compiled_step.hpp - a training step that PyTorch's compiler made from Python.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include "common/model/flat_parameters.hpp"
 #include "common/model/mlp.hpp"
 

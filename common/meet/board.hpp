@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "common/base/exit_codes.hpp"

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include <map>
 #include <numeric>
 #include <ranges>
 

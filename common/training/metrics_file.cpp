@@ -1,14 +1,11 @@
 #include "common/training/metrics_file.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

@@ -1,5 +1,4 @@
 // Ranks over shared memory that disagree, stop, leave or are killed. Ranks are processes here.
-#include <fmt/format.h>
 #include <sys/wait.h>
 
 #include <csignal>

@@ -2,7 +2,6 @@
 #include "common/base/process.hpp"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>

@@ -1,8 +1,6 @@
 // The rows of a program's --metrics become the steps of the job.
 #include "bench/metrics.hpp"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <fstream>
 

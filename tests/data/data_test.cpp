@@ -3,7 +3,6 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>

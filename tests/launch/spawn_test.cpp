@@ -1,5 +1,4 @@
 // Stages' entry points with real processes: exit codes, messages, signals, and no rank left behind.
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>

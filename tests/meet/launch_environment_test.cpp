@@ -2,10 +2,8 @@
 #include "common/meet/launch.hpp"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

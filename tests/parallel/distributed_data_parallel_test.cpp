@@ -2,7 +2,6 @@
 // of a single process, for any model, bucket size and backend.
 #include "common/parallel/distributed_data_parallel.hpp"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/activation.h>

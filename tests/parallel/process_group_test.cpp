@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <future>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"

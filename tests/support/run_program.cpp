@@ -1,13 +1,8 @@
 #include "tests/support/run_program.hpp"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <ranges>
-#include <string>
 
 #include "common/base/patience.hpp"
 

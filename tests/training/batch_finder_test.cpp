@@ -1,8 +1,6 @@
 // --batch-size auto: the search, the counting of memory, and training in micro-batches.
 #include "common/training/batch_finder.hpp"
 
-#include <fmt/format.h>
-
 #include <bit>
 #include <cmath>
 #include <new>

@@ -1,7 +1,6 @@
 // The printed lines and --metrics of the real programs are right.
 #include "common/training/log.hpp"
 
-#include <fmt/format.h>
 #include <malloc.h>
 
 #include <cmath>
