@@ -40,7 +40,7 @@ COLLECTIVES = {  # each returns the work and its result
 
 
 def join(rank, seconds=60):
-    dist.init_process_group("shm", init_method="file://store", rank=rank, world_size=RANKS, timeout=datetime.timedelta(0, seconds))
+    dist.init_process_group("shm", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=RANKS, timeout=datetime.timedelta(0, seconds))
 
 
 def result_of(call, *arguments):
