@@ -10,9 +10,9 @@ using ddp::test::contains;
 using ddp::test::RunResult;
 
 RunResult run(const std::string& command, const std::string& variables) {
-  ddp::test::RunOptions options;
-  options.environment = ddp::test::variables(variables + " LD_LIBRARY_PATH=" DDP_FAKE_DRIVER);
-  return ddp::test::run_program(ddp::test::words(command), options);
+  return ddp::test::run_program(
+      ddp::test::words(command),
+      {.environment = ddp::test::variables(variables + " LD_LIBRARY_PATH=" DDP_FAKE_DRIVER)});
 }
 
 /// Number and UUIDs of the devices. @param variables "A=1 B": A is set, B is not

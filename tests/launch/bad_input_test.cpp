@@ -13,7 +13,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::test::contains;
-using ddp::test::RunOptions;
 using ddp::test::RunResult;
 
 /// Checks that a program ended with `exit_code` and one line that has all `parts`.
@@ -74,11 +73,9 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {
-    RunOptions options;
-    options.environment = ddp::test::variables(bad.variables);
-    options.cwd = folder / "work";
-    const RunResult result =
-        ddp::test::run_program(ddp::test::words(DDP_BIN_DIR "/" + bad.line), options);
+    const RunResult result = ddp::test::run_program(
+        ddp::test::words(DDP_BIN_DIR "/" + bad.line),
+        {.environment = ddp::test::variables(bad.variables), .cwd = folder / "work"});
     INFO(bad.line);
     check_one_line(result, bad.exit_code, bad.named);
     CHECK(result.out.empty());
@@ -88,10 +85,9 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
 
 TEST_CASE("every program begins alike: closed streams are open, and a full file is an error") {
   const auto run = [](const std::string& script, const ddp::ScratchFolder& folder) {
-    RunOptions options;
-    options.cwd = folder.path();
-    options.environment = {{"PATH", DDP_BIN_DIR ":/bin:/usr/bin"}};
-    return ddp::test::run_program({"sh", "-c", script}, options);
+    return ddp::test::run_program(
+        {"sh", "-c", script},
+        {.environment = {{"PATH", DDP_BIN_DIR ":/bin:/usr/bin"}}, .cwd = folder.path()});
   };
   for (const std::string line :
        {"01_single_gpu 2 9 --metrics m", "02_data_parallel 2 9 --nprocs 2 --metrics m",

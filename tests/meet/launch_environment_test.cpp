@@ -343,9 +343,9 @@ TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks a
 
 TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a table") {
   const auto show = [](const std::string& options, const Variables& all) {
-    ddp::test::RunOptions run;
-    run.environment = {all.begin(), all.end()};
-    return ddp::test::run_program(words(DDP_BIN_DIR "/ddp-env " + options), run).out;
+    return ddp::test::run_program(words(DDP_BIN_DIR "/ddp-env " + options),
+                                  {.environment = {all.begin(), all.end()}})
+        .out;
   };
   for (const ddp::Launcher& launcher : ddp::launchers().subspan(1)) {  // without the flags
     const Variables all = of(launcher.name);
@@ -367,8 +367,7 @@ TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a
 
 TEST_CASE("ddp-env names who computes LibTorch's matrix products") {
   const auto blas = [](const std::string& preloaded) {
-    ddp::test::RunOptions run;
-    run.environment = {{"LD_PRELOAD", preloaded}};
+    const ddp::test::RunOptions run = {.environment = {{"LD_PRELOAD", preloaded}}};
     const std::string table = ddp::test::run_program({DDP_BIN_DIR "/ddp-env"}, run).out;
     CHECK(contains(table, "blas.path "));
     const auto result = ddp::test::run_program({DDP_BIN_DIR "/ddp-env", "--json"}, run);

@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using ddp::test::contains;
 using ddp::test::Program;
-using ddp::test::RunOptions;
 using ddp::test::RunResult;
 
 struct Outcome {
@@ -96,12 +95,9 @@ class Folder {
   std::string file(const std::string& name = "s") const { return folder_.path() + "/" + name; }
 
   Program start(const std::string& line) const {
-    RunOptions options;
-    options.cwd = folder_.path();
-    options.timeout_seconds = 120;
-    options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                           {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-    return Program(command(line + " --snapshot s"), options);
+    return Program(
+        command(line + " --snapshot s"),
+        {.environment = ddp::test::kOpenMpiAsRoot, .cwd = folder_.path(), .timeout_seconds = 120});
   }
 
   /// Trains from the beginning, after removing the snapshot of an earlier run.

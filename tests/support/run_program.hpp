@@ -12,10 +12,14 @@ using RunResult = CaptureResult;
 using Variables = std::map<std::string, std::optional<std::string>>;
 
 struct RunOptions {
-  Variables environment;  ///< overrides
-  std::string cwd;  ///< empty: ours
+  Variables environment = {};  ///< overrides
+  std::string cwd = {};  ///< empty: ours
   double timeout_seconds = 60;
 };
+
+/// For mpirun.
+inline const Variables kOpenMpiAsRoot = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
 
 /// Running program in a process group of its own. The destructor kills the group.
 class Program : public CapturedChild {

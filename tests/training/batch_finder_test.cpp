@@ -18,11 +18,9 @@ constexpr double kMib = 1 << 20;
 
 ddp::test::RunResult run(const std::string& line) {
   const ddp::ScratchFolder folder("ddp-batch");
-  ddp::test::RunOptions options;
-  options.cwd = folder.path();
-  options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
   return ddp::test::run_program(
-      ddp::test::words(line + " 2 9 --quiet --layers 1024,1024,10 --dataset-size 4096"), options);
+      ddp::test::words(line + " 2 9 --quiet --layers 1024,1024,10 --dataset-size 4096"),
+      {.environment = ddp::test::kOpenMpiAsRoot, .cwd = folder.path()});
 }
 
 /// `moved` of a run that ended well.

@@ -30,10 +30,8 @@ using nlohmann::json;
 class Folder {
  public:
   Program start(const std::string& line) const {
-    ddp::test::RunOptions options;
-    options.cwd = folder_.path();
-    options.timeout_seconds = 120;
-    return Program({"/bin/sh", "-c", "exec " DDP_BIN_DIR "/" + line}, options);
+    return Program({"/bin/sh", "-c", "exec " DDP_BIN_DIR "/" + line},
+                   {.cwd = folder_.path(), .timeout_seconds = 120});
   }
   RunResult run(const std::string& line, int exit_code = 0) const {
     RunResult result = start(line).wait();
