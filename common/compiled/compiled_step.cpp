@@ -4,6 +4,8 @@
 #include <zlib.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
@@ -84,7 +86,8 @@ CompiledStep::CompiledStep(const std::string& file, const torch::Device& device,
 CompiledStep::~CompiledStep() = default;
 
 void CompiledStep::load(const torch::Device& device) {
-  const std::string weights = file_.substr(0, file_.rfind('.')) + ".safetensors";
+  const std::string weights =
+      std::filesystem::path(file_).replace_extension(".safetensors").string();
   const TensorFile header = map_tensor_file(weights, {});
   const auto text = header.metadata.find(kDescription);
   if (text == header.metadata.end()) {
