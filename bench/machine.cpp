@@ -94,9 +94,10 @@ void compile_steps(Plan& plan, Session& session) {
         contains(failed, file) || session.interrupted) {
       continue;
     }
-    session.progress.note(
-        fmt::format("{} of {}: compiling its step, once", planned.row.program(), planned.run.model));
-    fs::create_directories(fs::path(file).parent_path());
+    session.progress.note(fmt::format("{} of {}: compiling its step, once", planned.row.program(),
+                                      planned.run.model));
+    std::error_code unwritable;  // of which the tool speaks
+    fs::create_directories(fs::path(file).parent_path(), unwritable);
     const ChildResult result =
         run_child({.argv = {plan.settings.peers_dir + "/../../tools/compile_step", "--layers",
                             fmt::format("{}", fmt::join(planned.run.layers, ",")), "--seed",
@@ -105,7 +106,8 @@ void compile_steps(Plan& plan, Session& session) {
                    .timeout_s = kInstallTimeoutSeconds},
                   session);
     if (result.ok()) {
-      session.progress.note(fmt::format("it took {:.0f} s, which no step's time has", result.seconds));
+      session.progress.note(
+          fmt::format("it took {:.0f} s, which no step's time has", result.seconds));
     } else {
       failed.push_back(file);
       plan.not_run.push_back({planned.run.model + "/" + planned.row.program(), result.failure()});

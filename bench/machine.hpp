@@ -10,8 +10,8 @@ namespace ddp::bench {
 /// @throws UsageError naming a peer that cannot be installed, and why
 void install_peers(Plan& plan, Session& session);
 
-/// Makes the packages that runs of the plan train and that are not there. Without one its runs go to
-/// plan.not_run.
+/// Makes the packages that runs of the plan train and that are not there. Without one its runs go
+/// to plan.not_run.
 void compile_steps(Plan& plan, Session& session);
 
 /// Lines of a program's source without blank lines and comments; nothing without the source.

@@ -1,11 +1,10 @@
 #include "common/compiled/compiled_step.hpp"
 
+#include <fmt/ranges.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <zlib.h>
-#include <fmt/ranges.h>
 
 #include <filesystem>
-
 #include <nlohmann/json.hpp>
 
 #include "common/base/exit_codes.hpp"
@@ -39,7 +38,8 @@ void check_fit(const json& description, const torch::Device& device) {
 }
 
 uint32_t checksum(uint32_t before, const void* bytes, size_t size) {
-  return static_cast<uint32_t>(crc32_z(before, static_cast<const Bytef*>(bytes), size));
+  return size == 0 ? before  // zlib takes a null pointer for its start
+                   : static_cast<uint32_t>(crc32_z(before, static_cast<const Bytef*>(bytes), size));
 }
 
 /// The submodule in which a tensor of that path is registered, made where there is none.
@@ -77,9 +77,6 @@ CompiledStep::CompiledStep(const std::string& file, const torch::Device& device,
     refuse("--step {}: {}; make one here with tools/compile_step", file, reason(error));
   }
   flat_ = flatten_parameters(*this, allocate_gradients);
-  for (torch::Tensor& tensor : tensors_) {  // later than the flattening, which moves parameters
-    tensor = tensor.detach();
-  }
   weight_ = torch::ones({}, torch::TensorOptions(device));
 }
 
@@ -129,6 +126,7 @@ void CompiledStep::load(const torch::Device& device) {
     const json& tensor = description.at(name);
     return Expected{name, c10::getStringToDtypeMap().at(tensor.at("dtype")), tensor.at("shape")};
   };
+  fewest_samples_ = description.at("fewest_samples");
   input_ = expected("input");
   target_ = expected("target");
   for (auto& [loader, name] : {std::pair(&step_, "step"), std::pair(&evaluate_, "evaluate")}) {
@@ -141,10 +139,13 @@ void CompiledStep::check(const Expected& expected, const torch::Tensor& tensor,
                          int64_t samples) const {
   std::vector<int64_t> shape = expected.shape;
   shape.insert(shape.begin(), samples);
-  if (tensor.scalar_type() != expected.dtype || tensor.sizes() != shape) {
-    refuse("--step {}: got {} of shape ({}) and dtype {}, expected ({}) {}", file_, expected.name,
-           fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
-           fmt::join(shape, ", "), c10::toString(expected.dtype));
+  const torch::Device device = weight_.device();
+  if (tensor.scalar_type() != expected.dtype || tensor.sizes() != shape ||
+      tensor.device() != device) {
+    refuse("--step {}: got {} of shape ({}) and dtype {} on {}, expected ({}) {} on {}", file_,
+           expected.name, fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
+           tensor.device().str(), fmt::join(shape, ", "), c10::toString(expected.dtype),
+           device.str());
   }
 }
 
@@ -155,8 +156,16 @@ std::vector<torch::Tensor> CompiledStep::run(Loader& loader,
   check(target_, last[1], samples);
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> inputs = tensors_;
-  inputs.insert(inputs.end(), last.begin(), last.end());
-  return loader.boxed_run(std::move(inputs));
+  for (const torch::Tensor& tensor : last) {
+    inputs.push_back(tensor.contiguous());  // the package looks at no strides
+  }
+  std::vector<torch::Tensor> outputs = loader.boxed_run(std::move(inputs));
+  if (!std::ranges::all_of(outputs, &torch::Tensor::defined)) {
+    // LibTorch 2.11 goes on after an operator that failed in its proxy executor.
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("--step {}: an operator of it failed, as LibTorch says above", file_));
+  }
+  return outputs;
 }
 
 torch::Tensor CompiledStep::operator()(const torch::Tensor& input, const torch::Tensor& target,
@@ -165,6 +174,12 @@ torch::Tensor CompiledStep::operator()(const torch::Tensor& input, const torch::
     flat_.grad.zero_();
     flat_.rebind_grads();
     return torch::zeros_like(weight_);
+  }
+  if (input.size(0) < fewest_samples_) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("--step {}: got a batch of {}, expected at least {} samples, as the "
+                            "model's BatchNorm needs; another --global-batch may help",
+                            file_, input.size(0), fewest_samples_));
   }
   if (weight != last_weight_) {
     weight_.fill_(weight);

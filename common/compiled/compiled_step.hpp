@@ -64,8 +64,9 @@ class CompiledStep : public torch::nn::Module {
   FlatParameters flat_;
   // In the package's order, which may differ from the module's.
   std::vector<torch::Tensor> trained_;  // parameters
-  std::vector<torch::Tensor> tensors_;  // parameters, then buffers, detached
+  std::vector<torch::Tensor> tensors_;  // parameters, then buffers
   std::vector<torch::Tensor> updated_;  // buffers that a step changes
+  int64_t fewest_samples_ = 1;  // of a step: BatchNorm needs 2
   Expected input_;
   Expected target_;
   torch::Tensor weight_;  // () argument of the package

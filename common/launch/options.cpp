@@ -266,6 +266,9 @@ void check_together(const Options& options, const CommandLine& line) {
   if (!options.layers.empty() && !options.hidden.empty()) {
     refuse("--hidden: got it with --layers, expected one of them");
   }
+  if (!options.step.empty() && !options.hidden.empty()) {
+    refuse("--hidden: got it with --step, expected the widths of the package alone");
+  }
   if (options.device == "cpu" && !options.devices.empty()) {
     refuse("--devices: got it with --device cpu, expected CUDA devices");
   }

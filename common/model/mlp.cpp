@@ -72,7 +72,8 @@ Evaluation evaluate_samples(
     const Scored chunk_score = scored(chunk.input.to(device), target);
     loss_sum += chunk_score.loss.item<double>() * static_cast<double>(end - begin);
     const torch::Tensor& output = chunk_score.output;
-    const bool has_classes = output.dim() == 2 && target.dim() == 1;
+    const bool has_classes =
+        output.dim() == 2 && output.size(1) > 1 && target.dim() == 1 && !target.is_floating_point();
     correct += has_classes ? output.argmax(1).eq(target).sum().item<double>()
                            : std::numeric_limits<double>::quiet_NaN();
   }

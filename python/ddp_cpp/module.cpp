@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/chrono.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "common/backends/registry.hpp"
 
@@ -10,7 +11,11 @@ namespace {
 
 c10::intrusive_ptr<c10d::Backend> make_shm(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            int world_size, std::chrono::milliseconds timeout) {
-  return ddp::make_backend(ddp::kShm, store, {rank, world_size, torch::kCPU, timeout, ""});
+  // A group that was destroyed has left its keys: under torchrun the next one has the same store.
+  const int64_t round = store->add("round/" + std::to_string(rank), 1);
+  return ddp::make_backend(ddp::kShm,
+                           c10::make_intrusive<c10d::PrefixStore>(std::to_string(round), store),
+                           {rank, world_size, torch::kCPU, timeout, ""});
 }
 
 }  // namespace

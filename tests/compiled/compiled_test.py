@@ -127,6 +127,7 @@ class Compiled(Scratch):
         self.refused("", "tools/compile_step MODEL.py --output step.pt2")
         self.refused(f"--step {STEPS}/T.pt2 --layers 30,1", "got input of shape (32, 30)", "expected (32, 20)")
         self.refused(f"--step {STEPS}/cnn.pt2", "got input of shape (32, 20)", "expected (32, 784)")
+        self.refused(f"--step {STEPS}/T.pt2 --hidden 3", "--hidden")
         self.refused(f"--step {STEPS}/T.pt2 --lr 1e9 --quiet", "diverged", code=1)
         self.assertEqual(self.run_here(BIN_DIR / "03_ddp_spawn", "1", "1", "--step", "x").returncode, 2)
 
@@ -163,6 +164,7 @@ class Tool(Scratch):
             "model(): got parameters of types": good.replace("nn.Flatten(),", "nn.Flatten(), nn.Linear(6, 6).double(),"),
             "expected a model that torch.export takes": good.replace("nn.Flatten()", "nn.Unflatten(0, (2, 2)), nn.Flatten(0, 1), nn.Flatten()"),
             "has no attribute 'example'": good.partition("def example")[0],
+            "another result from the package": good.replace("F.cross_entropy(o, t)", "F.cross_entropy(o, t, reduction='sum') / len(o)"),
         }
         runs = {words: subprocess.Popen([ROOT / "tools/compile_step", self.write(f"m{i}.py", f"import torch\nfrom torch import nn\n"
                                          f"from torch.nn import functional as F\n{text}"), "--output", self.folder / f"m{i}.pt2"],
@@ -174,6 +176,8 @@ class Tool(Scratch):
                 self.assertIn(words, error)
                 self.assertEqual(len(error.splitlines()), 1, error)
         self.assertEqual(list(self.folder.glob("*.pt2")), [])
+        done = self.run_here(ROOT / "tools/compile_step", "--layers", "20,1", "--output", "none/s.pt2")
+        self.assertEqual((done.returncode, done.stderr), (1, "compile_step: error: --output: cannot write none/s.pt2: No such file or directory\n"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""A model with what a step may meet: embedding, attention, LayerNorm, BatchNorm, tied weights, a frozen parameter in the first child."""
+"""A model with what a step may meet: embedding, attention, LayerNorm, BatchNorm, a buffer that is assigned, tied weights, a frozen parameter
+in the first child, and a loss with weights."""
 
 import torch
 from torch import nn
+
+
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 50))
 
 
 class Zoo(nn.Module):
@@ -16,10 +20,13 @@ class Zoo(nn.Module):
         self.out = nn.Linear(16, 50, bias=False)
         self.out.weight = self.embedding.weight
         self.unused = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(16))
 
     def forward(self, tokens):
         x = self.embedding(tokens)
         x = x + self.attention(x, x, x, need_weights=False)[0]
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 1))
         return self.out(self.batch_norm(self.norm(x + self.mlp(x))) * self.scale[0])
 
 
@@ -28,7 +35,7 @@ def model():
 
 
 def loss(output, target):
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+    return WEIGHTED(output.flatten(0, 1), target.flatten())
 
 
 def example():

@@ -153,7 +153,8 @@ class ShmBackend(Scratch):
                 self.assertRegex(text, rf"\A{expected}\Z", how)
 
     def test_the_pages_example_runs_with_the_build_and_installed(self):
-        self.write("train.py", re.search("```python\n(.*?)```", (ROOT / "docs/reference/backends.md").read_text(), re.DOTALL)[1])
+        self.write("train.py", re.search("```python\n(.*?)```", (ROOT / "docs/reference/backends.md").read_text(), re.DOTALL)[1]
+                   + 'torch.distributed.destroy_process_group()\ntorch.distributed.init_process_group("shm")\ntorch.distributed.barrier()\n')
         status = ["git", "-C", ROOT, "status", "--porcelain"]
         before = subprocess.check_output(status)
         done = self.run_here(sys.executable, "-m", "pip", "install", "--no-deps", "--target", "installed", ROOT / "python")

@@ -60,6 +60,9 @@ Barrier::Barrier(int rank, std::vector<ControlPage*> pages, std::chrono::millise
 }
 
 Barrier::~Barrier() {
+  if (page(rank_).pid != getpid()) {
+    return;  // a forked child that ends: the rank goes on
+  }
   page(rank_).has_left = 1;
   futex_wake_all(page(rank_).progress.arrivals);
 }
