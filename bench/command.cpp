@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
 #include "bench/launchers.hpp"
 #include "common/base/hash.hpp"
 #include "common/device/hardware.hpp"
@@ -41,7 +43,8 @@ std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
 
 std::string step_file(const PlannedRun& planned, const Settings& settings) {
   static const std::string processor = Hash().update(instruction_sets()).hex();
-  return fmt::format("{}/../steps/{}-seed{}-{}-torch{}-{:.8}.pt2", settings.stage_dir,
+  const auto steps = std::filesystem::path(settings.stage_dir + "/../steps").lexically_normal();
+  return fmt::format("{}/{}-seed{}-{}-torch{}-{:.8}.pt2", steps.native(),
                      fmt::join(planned.run.layers, "-"), settings.seed, settings.device,
                      DDP_TORCH_VERSION, processor);
 }
