@@ -23,7 +23,7 @@ ddp::ExitCode train(const ddp::Options& options, const ddp::LaunchEnvironment& l
                                   options.seed);
   ddp::DataLoader loader(dataset.train, sampler, options.batch_size, device);
 
-  // 3. Model and optimizer: those of --step, and torch::optim::SGD with a rate of 0.1.
+  // 3. Model and weights of --step. Optimizer: by default torch::optim::SGD with a rate of 0.1.
   const auto model = std::make_shared<ddp::CompiledStep>(options.step, device, ddp::allocate);
   for (const torch::Tensor& parameter : model->parameters()) {
     ddp::broadcast(parameter.detach());  // collective: rank 0's weights

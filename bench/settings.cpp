@@ -67,7 +67,7 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   }
   add_names(group, "--stages", settings.stages, {},
             "programs, or numbers of stages: 03 is stage 03 without\n"
-            "03_ddp_spawn_fused. 01 always takes part");
+            "fused and compiled. 01 always takes part");
   add_numbers(group, "--world-sizes", settings.world_sizes, 4096,
               "ranks, or replicas in stage 02 (default: powers of two up\n"
               "to all cores, at most 4, or to all GPUs)");

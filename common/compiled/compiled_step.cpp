@@ -74,7 +74,8 @@ CompiledStep::CompiledStep(const std::string& file, const torch::Device& device,
   try {
     load(device);
   } catch (const std::exception& error) {
-    refuse("--step {}: {}; make one here with tools/compile_step", file, reason(error));
+    refuse("--step {}: {}; make one here with tools/compile_step --device {}", file, reason(error),
+           c10::DeviceTypeName(device.type(), /*lower_case=*/true));
   }
   flat_ = flatten_parameters(*this, allocate_gradients);
   weight_ = torch::ones({}, torch::TensorOptions(device));

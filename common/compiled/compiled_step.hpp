@@ -15,12 +15,12 @@ namespace ddp {
 /// Python runs.
 ///
 /// A module, so that optimizers, snapshots and checks work as for others: its parameters and
-/// buffers have the names that they have in Python. What the optimizer must leave alone, frozen
-/// parameters too, is a buffer.
+/// buffers have the names that they have in Python. Frozen parameters are buffers, so that the
+/// optimizer leaves them alone.
 class CompiledStep : public torch::nn::Module {
  public:
   /// Loads FILE.pt2, and the first weights from FILE.safetensors beside it.
-  /// @param device of the package's kind
+  /// @param device of the kind given to compile_step
   /// @param allocate_gradients allocates the storage of gradients(); empty: LibTorch does
   /// @throws UsageError naming the file if it is damaged, or made for another processor, kind of
   /// device or version of LibTorch
@@ -34,7 +34,8 @@ class CompiledStep : public torch::nn::Module {
   /// @param target (samples, ...) likewise
   /// @param weight Batch::weight, see Note [Averaging] in data_loader.hpp
   /// @return () the loss times `weight`, detached
-  /// @throws UsageError naming shape and dtype if they are others
+  /// @throws UsageError naming the expected shape, dtype and device
+  /// @throws Error (1) for fewer samples than the model's BatchNorm needs
   torch::Tensor operator()(const torch::Tensor& input, const torch::Tensor& target,
                            double weight = 1);
 
