@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +131,14 @@ class Compiled(Scratch):
         self.refused(f"--step {STEPS}/T.pt2 --hidden 3", "--hidden")
         self.refused(f"--step {STEPS}/T.pt2 --lr 1e9 --quiet", "diverged", code=1)
         self.assertEqual(self.run_here(BIN_DIR / "03_ddp_spawn", "1", "1", "--step", "x").returncode, 2)
+
+    def test_a_run_on_the_cpu_loads_neither_cuda_nor_python(self):
+        done = self.run_here(BIN_DIR / "03_ddp_spawn_compiled", "1", "1", "--nprocs", "2", "--step", STEPS / "T.pt2", LD_DEBUG="files",
+                             LD_DEBUG_OUTPUT=f"{self.folder}/loaded")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        loaded = "".join(re.findall(r"calling init: .*", "".join(path.read_text() for path in self.folder.glob("loaded.*"))))
+        self.assertRegex(loaded, r"libtorch_cpu\.so.*step\S*\.wrapper\.so")
+        self.assertNotRegex(loaded, "lib(ddp_cuda|torch_cuda|torch_python|python)")
 
     def test_a_killed_run_resumes_to_the_same_bits(self):
         line = f"200 10 --step {STEPS}/T.pt2 --nprocs 2 --optimizer adam --snapshot s"
