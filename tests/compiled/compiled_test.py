@@ -58,14 +58,13 @@ class Compiled(Scratch):
 
     def test_it_trains_as_by_hand_on_any_number_of_ranks(self):
         step = f"--step {STEPS}/T.pt2"
-        for work in ("4 4 --global-batch 66", "4 4 --global-batch 66 --optimizer adamw"):
-            for ranks in 1, 2, 3:
-                with self.subTest(work, ranks=ranks):
-                    line = f"{work} --nprocs {ranks}"
-                    moved, digest = self.train(f"{line} {step}")
-                    by_hand, _ = self.train(line, "03_ddp_spawn_by_hand")
-                    self.assertAlmostEqual(moved, by_hand, delta=1e-4 * by_hand)
-                    self.assertEqual(digest, self.train(f"{line} {step}")[1])
+        for work in ("--nprocs 1", "--nprocs 2 --optimizer adamw", "--nprocs 3"):
+            with self.subTest(work):
+                line = f"4 4 --global-batch 66 {work}"
+                moved, digest = self.train(f"{line} {step}")
+                by_hand, _ = self.train(line, "03_ddp_spawn_by_hand")
+                self.assertAlmostEqual(moved, by_hand, delta=1e-4 * by_hand)
+                self.assertEqual(digest, self.train(f"{line} {step}")[1])
         self.assert_equal_losses(self.losses(f"1 1 --nprocs 2 {step}"), self.losses("1 1 --nprocs 2", "03_ddp_spawn_by_hand"))
         self.assertEqual(*[self.train(f"2 2 --nprocs 2 {step} --backend {name}")[1] for name in ("shm", "gloo")])
 
