@@ -118,7 +118,6 @@ void CompiledStep::load(const torch::Device& device) {
     refuse("got another checksum of it and {} than that says, expected the two files of one run",
            weights);
   }
-  trained_.assign(tensors_.begin(), tensors_.begin() + std::ssize(trained));
   const torch::OrderedDict<std::string, torch::Tensor> state = named_buffers();
   for (const std::string name : description.at("updated")) {
     updated_.push_back(state[name]);
@@ -150,11 +149,15 @@ void CompiledStep::check(const Expected& expected, const torch::Tensor& tensor,
   }
 }
 
+int64_t CompiledStep::check_batch(const torch::Tensor& input, const torch::Tensor& target) const {
+  const int64_t samples = input.dim() == 0 ? 0 : input.size(0);
+  check(input_, input, samples);
+  check(target_, target, samples);
+  return samples;
+}
+
 std::vector<torch::Tensor> CompiledStep::run(Loader& loader,
                                              const std::vector<torch::Tensor>& last) {
-  const int64_t samples = last[0].dim() == 0 ? 0 : last[0].size(0);
-  check(input_, last[0], samples);
-  check(target_, last[1], samples);
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> inputs = tensors_;
   for (const torch::Tensor& tensor : last) {
@@ -171,16 +174,17 @@ std::vector<torch::Tensor> CompiledStep::run(Loader& loader,
 
 torch::Tensor CompiledStep::operator()(const torch::Tensor& input, const torch::Tensor& target,
                                        double weight) {
-  if (input.size(0) == 0) {
-    flat_.grad.zero_();
+  const int64_t samples = check_batch(input, target);
+  if (samples == 0) {
     flat_.rebind_grads();
+    flat_.grad.zero_();
     return torch::zeros_like(weight_);
   }
-  if (input.size(0) < fewest_samples_) {
+  if (samples < fewest_samples_) {
     throw Error(ExitCode::kTrainingFailed,
                 fmt::format("--step {}: got a batch of {}, expected at least {} samples, as the "
                             "model's BatchNorm needs; another --global-batch may help",
-                            file_, input.size(0), fewest_samples_));
+                            file_, samples, fewest_samples_));
   }
   if (weight != last_weight_) {
     weight_.fill_(weight);
@@ -189,8 +193,8 @@ torch::Tensor CompiledStep::operator()(const torch::Tensor& input, const torch::
   const std::vector<torch::Tensor> outputs = run(*step_, {input, target, weight_});
   auto output = outputs.begin();
   const torch::Tensor loss = *output++;
-  for (const torch::Tensor& parameter : trained_) {
-    parameter.mutable_grad() = *output++;
+  for (size_t i = 0; i < flat_.parameters.size(); ++i) {
+    tensors_[i].mutable_grad() = *output++;
   }
   flat_.rebind_grads();
   for (torch::Tensor& buffer : updated_) {
@@ -201,6 +205,7 @@ torch::Tensor CompiledStep::operator()(const torch::Tensor& input, const torch::
 
 Evaluation CompiledStep::evaluate(const Samples& samples) {
   const auto score = [this](const torch::Tensor& input, const torch::Tensor& target) {
+    check_batch(input, target);
     const std::vector<torch::Tensor> outputs = run(*evaluate_, {input, target});
     return Scored{.loss = outputs[0], .output = outputs[1]};
   };

@@ -56,6 +56,8 @@ class CompiledStep : public torch::nn::Module {
 
   void load(const torch::Device& device);
   void check(const Expected& expected, const torch::Tensor& tensor, int64_t samples) const;
+  /// @return number of samples @throws UsageError unless shapes, dtypes and devices fit
+  int64_t check_batch(const torch::Tensor& input, const torch::Tensor& target) const;
   /// @param last what follows the model's tensors
   std::vector<torch::Tensor> run(Loader& loader, const std::vector<torch::Tensor>& last);
 
@@ -63,9 +65,8 @@ class CompiledStep : public torch::nn::Module {
   std::unique_ptr<Loader> step_;
   std::unique_ptr<Loader> evaluate_;
   FlatParameters flat_;
-  // In the package's order, which may differ from the module's.
-  std::vector<torch::Tensor> trained_;  // parameters
-  std::vector<torch::Tensor> tensors_;  // parameters, then buffers
+  // Parameters, then buffers, in the package's order, which may differ from the module's.
+  std::vector<torch::Tensor> tensors_;
   std::vector<torch::Tensor> updated_;  // buffers that a step changes
   int64_t fewest_samples_ = 1;  // of a step: BatchNorm needs 2
   Expected input_;
