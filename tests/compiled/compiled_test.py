@@ -107,6 +107,7 @@ class Compiled(Scratch):
             (lambda d: d.update(device="cuda"), 'for device "cuda", expected cpu'),
             (lambda d: d["instruction_sets"].append("amx_tile9"), 'for processors with "amx_tile9"'),
             (lambda d: d.update(crc32=1), "another checksum"),
+            (lambda d: d.update(fewest_samples="2"), "must be number"),
             (lambda d: d["trained"].append("layer1.weight"), "layer1.weight"),
             (lambda d: d.pop("trained"), "trained"),
         )
@@ -128,6 +129,7 @@ class Compiled(Scratch):
         self.refused(f"--step {STEPS}/T.pt2 --layers 30,1", "got input of shape (32, 30)", "expected (32, 20)")
         self.refused(f"--step {STEPS}/cnn.pt2", "got input of shape (32, 20)", "expected (32, 784)")
         self.refused(f"--step {STEPS}/T.pt2 --hidden 3", "--hidden")
+        self.refused(self.copy(lambda d: d.update(fewest_samples=33)), "got a batch of 32, expected at least 33", code=1)
         self.refused(f"--step {STEPS}/T.pt2 --lr 1e9 --quiet", "diverged", code=1)
         self.assertEqual(self.run_here(BIN_DIR / "03_ddp_spawn", "1", "1", "--step", "x").returncode, 2)
 
