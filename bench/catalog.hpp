@@ -62,6 +62,7 @@ struct PlanRow {
   bool on_gpus = true;
   bool is_python = true;  ///< of a peer: false if it is built with the stages
   std::vector<std::string> lacks = {};  ///< words of stages.list
+  std::string command = "";  ///< of --program, which has no row in the table
 
   /// True for another framework's program. See bench/peers/README.md.
   bool is_peer() const { return peers == stage; }

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <cstring>
 #include <fstream>
 
 #include "common/base/parse.hpp"
@@ -11,10 +12,10 @@
 namespace ddp::bench {
 namespace {
 
-/// True for variables that launchers set for a rank, and for those that mislead torchrun's Python.
-bool misleads(std::string_view variable) {
-  return is_identity_variable(variable) || variable.starts_with("PYTHONPATH=") ||
-         variable.starts_with("PYTHONHOME=") || variable.starts_with("PYTHONSAFEPATH=");
+/// True for variables that mislead the Python of torchrun and of the peers.
+bool misleads_python(std::string_view variable) {
+  return variable.starts_with("PYTHONPATH=") || variable.starts_with("PYTHONHOME=") ||
+         variable.starts_with("PYTHONSAFEPATH=");
 }
 
 /// Kills processes that a command left behind. The children of a killed process become children of
@@ -50,26 +51,28 @@ void watch(Child& child, double timeout_s, Session& session, ChildResult& result
       asked_to_end = true;
       patience = Patience(std::chrono::seconds(5));  // then SIGKILL
     }
-    const int signal = session.signals.wait(0.5).si_signo;
-    session.interrupted |= signal > 0 && signal != SIGCHLD;
+    session.wait(0.5);
     session.gpus.sample();
   }
   static_cast<ProcessEnd&>(result) = *end;
   result.seconds = seconds_since(start);
 }
 
-/// First line of `err` with an error, else the last: launchers print pages of text around it.
+/// First line of `err` with an error, else the last: launchers print pages of text around it. With
+/// the rank, where the shell of --program has named it.
 std::string reason_in(const std::string& err) {
   std::string reason;
+  std::string rank;
+  bool is_found = false;
   for (const std::string& line : split(err, '\n')) {
-    if (line.find_first_not_of(" \t\r-=*") != std::string::npos) {
+    if (line.starts_with("error: rank ") && rank.empty()) {
+      rank = line.substr(std::strlen("error: "));
+    } else if (!is_found && line.find_first_not_of(" \t\r-=*") != std::string::npos) {
       reason = line;
-      if (line.find("rror:") != std::string::npos) {
-        break;
-      }
+      is_found = line.find("rror:") != std::string::npos;
     }
   }
-  return printable(shorten(reason));
+  return printable(shorten(rank + (rank.empty() || reason.empty() ? "" : ": ") + reason));
 }
 
 }  // namespace
@@ -94,7 +97,11 @@ ChildResult run_child(const Command& command, Session& session) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
-  const ChildOptions options = {.environment = environment_with(command.env, misleads),
+  result.start_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+  const auto is_dropped = [&](std::string_view variable) {
+    return is_identity_variable(variable) || (!command.is_users && misleads_python(variable));
+  };
+  const ChildOptions options = {.environment = environment_with(command.env, is_dropped),
                                 .cwd = command.cwd,
                                 .parent_death_signal = SIGTERM,
                                 .signal_mask = session.signals.original()};

@@ -13,6 +13,12 @@ namespace ddp::bench {
 struct Session {
   Session() { std::signal(SIGCHLD, SIG_DFL); }  // if ignored, there would be no exit codes
 
+  /// Waits until a child ends or an interrupt comes, but not longer than that.
+  void wait(double seconds) {
+    const int signal = signals.wait(seconds).si_signo;
+    interrupted |= signal > 0 && signal != SIGCHLD;
+  }
+
   BlockedSignals signals{{SIGINT, SIGTERM, SIGHUP, SIGCHLD}};
   bool interrupted = false;  ///< by a signal
   ScratchFolder scratch{"ddp-bench"};
@@ -25,11 +31,13 @@ struct Command {
   double timeout_s = 120;
   std::string cwd = "";  ///< empty: this process's
   std::map<std::string, std::optional<std::string>> env = {};  ///< added to this process's
+  bool is_users = false;  ///< keeps what the user has set for Python
 };
 
 struct ChildResult : CaptureResult {
   bool interrupted = false;
   double start_unix_ms = 0;
+  std::int64_t start_ns = 0;  ///< on the steady clock
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }
   /// Description of its end, with the most informative line of its standard error. Never empty.

@@ -1,7 +1,10 @@
 #include "bench/command.hpp"
 
 #include <fmt/ranges.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "bench/launchers.hpp"
@@ -16,6 +19,31 @@ constexpr std::int64_t kStepsPerEpoch = 16;
 /// Few steps, so that rounding differences by another order of sums do not grow.
 constexpr std::int64_t kParitySteps = 48;
 
+/// Port that was free a moment ago.
+int free_port() {
+  const FileDescriptor listener(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
+  socklen_t size = sizeof(address);
+  bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+/// What the shell of each rank runs: the user's command with RANK and LOCAL_RANK, also under
+/// launchers with names of their own. At the end it names a rank that failed.
+std::string script_of(const PlannedRun& planned) {
+  std::string script = planned.row.command;
+  for (std::size_t at = 0; (at = script.find("{ranks}", at)) != std::string::npos;) {
+    script.replace(at, std::strlen("{ranks}"), std::to_string(planned.named_ranks));
+  }
+  const auto row = std::ranges::find(launchers(), planned.run.launcher, &Launcher::name);
+  const NamesOfNumbers& names = row->numbers;
+  const std::string variables =
+      fmt::format("export RANK=${} LOCAL_RANK=${}; ", names.rank, names.local_rank);
+  return (names.rank == std::string("RANK") ? "" : variables) +
+         "trap '[ $? = 0 ] || echo error: rank $RANK >&2' EXIT; " + script;
+}
+
 Length length_of(std::int64_t global_batch, std::int64_t steps) {
   return {.global_batch = global_batch, .epochs = (steps + kStepsPerEpoch - 1) / kStepsPerEpoch};
 }
@@ -28,17 +56,29 @@ Length parity_length(const PlannedRun& planned) {
 
 Length timed_length(const PlannedRun& planned, const Settings& settings) {
   const std::int64_t timed_steps = settings.steps.value_or(planned.model.timed_steps);
-  Length length = length_of(planned.run.global_batch, timed_steps + planned.model.warmup_steps);
+  Length length =
+      length_of(planned.run.global_batch.value_or(1), timed_steps + planned.model.warmup_steps);
   length.timed_steps = timed_steps;
   return length;
 }
 
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
-  const auto command = find_starter(run.launcher).command;
-  if (command == nullptr) {
+  const Starter& starter = find_starter(run.launcher);
+  if (starter.command == nullptr || (starter.starts == LaunchKind::kSpawn && !run.command)) {
     return {};
   }
-  return command(run, plan.launchers.at(run.launcher), plan.settings);
+  return starter.command(run, plan.launchers.at(run.launcher), plan.settings);
+}
+
+std::map<std::string, std::optional<std::string>> program_variables(const Run& run,
+                                                                    const std::string& folder) {
+  const std::string ranks = std::to_string(run.world_size);
+  return {{"DDP_METRICS", folder + "/metrics.jsonl"},
+          {"WORLD_SIZE", ranks},
+          {"LOCAL_WORLD_SIZE", ranks},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(free_port())},
+          {"OMP_NUM_THREADS", std::to_string(run.threads)}};
 }
 
 std::string step_file(const PlannedRun& planned, const Settings& settings) {
@@ -54,6 +94,10 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   const Run& run = planned.run;
   const bool is_python = planned.row.is_python;
   std::vector<std::string> argv = launcher_command(run, plan);
+  if (planned.is_program()) {
+    argv.insert(argv.end(), {"/bin/sh", "-c", script_of(planned)});
+    return argv;
+  }
   if (is_python) {
     const std::string script = plan.settings.peers_dir + "/" + run.stage + ".py";
     argv = {plan.pythons.at(run.stage), script, "--variant", run.variant};
@@ -91,7 +135,9 @@ std::string shell_line(const std::vector<std::string>& words) {
   std::string line;
   for (const std::string& word : words) {
     const bool is_plain = !word.empty() && word.find_first_not_of(kPlain) == std::string::npos;
-    line += (line.empty() ? "" : " ") + (is_plain ? word : "'" + word + "'");
+    line +=
+        (line.empty() ? "" : " ") +
+        (is_plain ? word : "'" + fmt::format("{}", fmt::join(split(word, '\''), R"('\'')")) + "'");
   }
   return line;
 }

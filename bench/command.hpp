@@ -15,6 +15,10 @@ struct Length {
 Length parity_length(const PlannedRun& planned);
 Length timed_length(const PlannedRun& planned, const Settings& settings);
 
+/// Variables of a program of --program: where it writes its steps, and where its ranks meet.
+std::map<std::string, std::optional<std::string>> program_variables(const Run& run,
+                                                                    const std::string& folder);
+
 /// What the launcher adds in front; empty if the program starts its processes itself.
 /// @throws UsageError if the allocation has too few nodes
 std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
@@ -27,7 +31,7 @@ std::string step_file(const PlannedRun& planned, const Settings& settings);
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder);
 
-/// Line for a POSIX shell. Words must not have single quotes.
+/// Line for a POSIX shell.
 std::string shell_line(const std::vector<std::string>& words);
 
 }  // namespace ddp::bench

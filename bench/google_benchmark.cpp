@@ -26,9 +26,9 @@ Json make_benchmark(const Run& run, std::size_t family, std::size_t repetition) 
                {"cpu_time", 0.0},
                {"time_unit", "ms"},
                {"ranks", run.world_size}};
-  if (step_ms > 0) {
-    made["samples_per_second"] = static_cast<double>(run.global_batch) / step_ms * 1e3;
-  } else {
+  if (step_ms > 0 && run.samples_per_second) {
+    made["samples_per_second"] = static_cast<double>(*run.global_batch) / step_ms * 1e3;
+  } else if (step_ms <= 0) {
     made["error_occurred"] = true;
     made["error_message"] = run.error.value_or("not timed");
   }

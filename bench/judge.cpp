@@ -20,6 +20,7 @@ void judge(Report& report) {
     const std::optional<double> of_b = control_factor(report, *report.find(comparison.b));
     if (comparison.ci95 && of_a && of_b) {
       const double factor = std::max(*of_a, *of_b);
+      comparison.equal_commands = factor;
       comparison.significant = comparison.ci95->low > factor || comparison.ci95->high < 1 / factor;
     }
   }

@@ -10,12 +10,6 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-int environment_number(const char* name, int otherwise) {
-  const char* const text = std::getenv(name);
-  const int number = text == nullptr ? 0 : std::atoi(text);
-  return number > 0 ? number : otherwise;
-}
-
 /// Path of a launcher; empty if it is not there.
 std::string path_of(const Starter& starter, const Settings& settings) {
   if (starter.starts == LaunchKind::kSpawn) {
@@ -28,6 +22,12 @@ std::string path_of(const Starter& starter, const Settings& settings) {
 
 Words torchrun(const Run& run, const std::string& path, const Settings&) {
   return {path, "--standalone", fmt::format("--nproc_per_node={}", run.world_size), "--no-python"};
+}
+
+/// bench itself, for a program that does not start its ranks.
+Words start_ranks_of(const Run& run, const std::string&, const Settings&) {
+  return {std::filesystem::read_symlink("/proc/self/exe"), kStartRanks,
+          std::to_string(run.world_size)};
 }
 
 /// Unbound, as under the other launchers: else Gloo's threads would share the rank's only core.
@@ -58,7 +58,8 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
   Words argv = {path, stays_here ? std::string("--nodelist=") + here : "--relative=0"};
   add_words(argv, "--nodes={} --ntasks={} --ntasks-per-node={} --kill-on-bad-exit=1", run.nodes,
             run.world_size, per_node);
-  argv.push_back("--chdir=" + settings.stage_dir);
+  argv.push_back("--chdir=" +
+                 (run.command ? std::filesystem::current_path().native() : settings.stage_dir));
   const int asked = environment_number("SLURM_CPUS_PER_TASK", 0);
   const int cpus = environment_number("SLURM_CPUS_ON_NODE", per_node * std::max(asked, 1));
   if (asked > 0) {
@@ -74,7 +75,7 @@ Words srun(const Run& run, const std::string& path, const Settings& settings) {
 
 const std::vector<Starter>& starters() {
   static const std::vector<Starter> rows = {
-      {.name = kSpawnLauncher.name, .starts = LaunchKind::kSpawn},
+      {.name = kSpawnLauncher.name, .starts = LaunchKind::kSpawn, .command = start_ranks_of},
       {.name = kTorchrunName, .is_python = true, .command = torchrun},
       {.name = kMpirunName, .has_mpi = true, .command = mpirun},
       {.name = kSrunName, .spans_nodes = true, .command = srun},
@@ -109,6 +110,12 @@ std::map<std::string, std::string> find_launchers(const Settings& settings,
     }
   }
   return paths;
+}
+
+int environment_number(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  const int number = text == nullptr ? 0 : std::atoi(text);
+  return number > 0 ? number : otherwise;
 }
 
 std::string answer_of(const Words& argv) {

@@ -1,9 +1,14 @@
 #include "bench/machine.hpp"
 
 #include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/utsname.h>
 
+#include <array>
+#include <cstdio>
 #include <filesystem>
+#include <numeric>
 
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
@@ -32,6 +37,51 @@ std::string value_of(const fs::path& path, const std::string& key) {
     }
   }
   return "unknown";
+}
+
+double seconds_of(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+}
+
+/// Seconds since boot in which other programs, or other virtual machines, used this process's
+/// cores.
+double used_by_others_s() {
+  cpu_set_t own;
+  sched_getaffinity(0, sizeof(own), &own);
+  double used_s = 0;
+  for (const std::string& line : split(read_text("/proc/stat"), '\n')) {
+    unsigned core = 0;
+    std::array<long long, 8> ticks{};  // user, nice, system, idle, iowait, irq, softirq, steal
+    const int found =
+        std::sscanf(line.c_str(), "cpu%u %lld %lld %lld %lld %lld %lld %lld %lld", &core, &ticks[0],
+                    &ticks[1], &ticks[2], &ticks[3], &ticks[4], &ticks[5], &ticks[6], &ticks[7]);
+    if (found == 9 && CPU_ISSET(core, &own)) {
+      used_s += static_cast<double>(std::accumulate(ticks.begin(), ticks.end(), 0LL) - ticks[3] -
+                                    ticks[4]) /
+                static_cast<double>(sysconf(_SC_CLK_TCK));
+    }
+  }
+  for (const auto who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
+    rusage usage{};
+    getrusage(who, &usage);
+    used_s -= seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
+  }
+  return used_s;
+}
+
+/// Cores that others used on average, to a hundredth.
+double cores_since(std::chrono::steady_clock::time_point begin, double begin_used_s) {
+  const double cores = (used_by_others_s() - begin_used_s) / seconds_since(begin);
+  return std::round(100 * std::max(cores, 0.0)) / 100;
+}
+
+bool is_much(double cores) {
+  return cores > 0.05 * count_cores();
+}
+
+std::string busy_text(const char* verb, double cores) {
+  return fmt::format("Other programs {} {:.1f} of {} cores: close them, or distrust the numbers.",
+                     verb, cores, count_cores());
 }
 
 }  // namespace
@@ -84,6 +134,32 @@ void add_facts(const Plan& plan, Report& report) {
                      {"timeout_s", settings.timeout_s},
                      {"parity_tolerance", kParityTolerance}};
   report.not_run = plan.not_run;
+}
+
+OtherPrograms::OtherPrograms(Session& session) {
+  const double begin_s = used_by_others_s();
+  begin_ = std::chrono::steady_clock::now();
+  while (seconds_since(begin_) < 1 && !session.interrupted) {
+    session.wait(1 - seconds_since(begin_));
+  }
+  before_ = cores_since(begin_, begin_s);
+  if (is_much(before_)) {
+    session.progress.note(busy_text("use", before_));
+  }
+  begin_used_s_ = used_by_others_s();
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void OtherPrograms::add_to(const Plan& plan, Report& report) const {
+  const bool are_children = std::ranges::none_of(plan.runs, [](const PlannedRun& planned) {
+    return find_starter(planned.run.launcher).spans_nodes;
+  });
+  const double during = cores_since(begin_, begin_used_s_);
+  report.machine["other_cores_before"] = before_;
+  report.machine["other_cores_during"] = are_children ? ordered_json(during) : ordered_json();
+  if (are_children && is_much(during)) {
+    report.machine["warning"] = busy_text("used", during);
+  }
 }
 
 void compile_steps(Plan& plan, Session& session) {

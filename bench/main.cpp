@@ -2,11 +2,12 @@
 
 #include <iostream>
 
+#include "bench/launchers.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
 #include "bench/run.hpp"
 #include "common/base/json_text.hpp"
-#include "common/launch/run_main.hpp"
+#include "common/launch/spawn.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -20,9 +21,11 @@ Report measure(Plan& plan) {
   install_peers(plan, session);
   compile_steps(plan, session);
   add_facts(plan, report);
+  const OtherPrograms others(session);
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
   run_plan(plan, session, report);
   measure_pieces(plan, session, report);
+  others.add_to(plan, report);
   session.progress.clear();
   return report;
 }
@@ -56,6 +59,7 @@ void write(const Settings& settings, const Report& report) {
 
 ExitCode run(int argc, char** argv) {
   Plan plan = make_plan(parse_settings(argc, argv));
+  const OtherReports others = read_reports(plan.settings.beside);
   if (plan.settings.list_only || plan.settings.dry_run) {
     plan.settings.list_only ? list_benchmarks(std::cout, plan) : print_plan(std::cout, plan);
     return ExitCode::kDone;
@@ -63,6 +67,7 @@ ExitCode run(int argc, char** argv) {
   Report report = measure(plan);
   pair(report);
   judge(report);
+  set_beside(others, report);
   write_sentences(report);
   write(plan.settings, report);
   const bool failed =
@@ -74,6 +79,14 @@ ExitCode run(int argc, char** argv) {
 }  // namespace ddp::bench
 
 int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv, argv + argc);
+  if (argc > 3 && arguments[1] == ddp::bench::kStartRanks) {
+    return ddp::run_program([&](std::string&) {
+      const int ranks = ddp::parse_integer(arguments[1], arguments[2], 1, ddp::kMaxWorldSize);
+      return ddp::start_ranks("bench", {arguments.begin() + 3, arguments.end()}, ranks, {},
+                              arguments[3]);
+    });
+  }
   return ddp::run_program(
       [&](std::string&) { return static_cast<int>(ddp::bench::run(argc, argv)); });
 }

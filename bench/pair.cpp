@@ -3,29 +3,29 @@
 namespace ddp::bench {
 namespace {
 
-/// Ratio of samples per second, a / b, in each block with launches of both.
-std::vector<double> speed_ratios(const Run& a, const Run& b) {
-  const double batches = static_cast<double>(a.global_batch) / static_cast<double>(b.global_batch);
+/// Adds the ratio of the rates, a / b, in the blocks with launches of both. A single launch is
+/// compared with nothing.
+/// @return the comparison; nullptr for none
+const Comparison* add_comparison(const char* kind, const Run& a, const Run& b, Report& report) {
   std::vector<double> ratios;
   for (const Repetition& repetition : a.repetitions) {
     const auto other = std::ranges::find(b.repetitions, repetition.block, &Repetition::block);
     if (other != b.repetitions.end()) {
-      ratios.push_back(batches * other->median_ms / repetition.median_ms);
+      ratios.push_back(a.work() / b.work() * other->median_ms / repetition.median_ms);
     }
   }
-  return ratios;
-}
-
-void add_comparison(const char* kind, const Run& a, const Run& b, Report& report) {
-  const std::vector<double> ratios = speed_ratios(a, b);
-  if (const std::optional<PairedEstimate> estimate = paired_ratio(ratios)) {
-    report.comparisons.push_back({.kind = kind,
-                                  .a = a.name,
-                                  .b = b.name,
-                                  .ratio = estimate->value,
-                                  .ci95 = estimate->ci95,
-                                  .pairs = ratios.size()});
+  const std::optional<PairedEstimate> estimate = paired_ratio(ratios);
+  if (!estimate || ratios.size() < 2 || a.timed != b.timed) {
+    return nullptr;
   }
+  Comparison& made = report.comparisons.emplace_back();
+  made.kind = kind;
+  made.a = a.name;
+  made.b = b.name;
+  made.ratio = estimate->value;
+  made.ci95 = estimate->ci95;
+  made.pairs = ratios.size();
+  return &made;
 }
 
 void fill_times(Run& run) {
@@ -33,7 +33,9 @@ void fill_times(Run& run) {
   std::vector<double> startups_ms;
   std::vector<double> exposed_ms;
   for (const Repetition& repetition : run.repetitions) {
-    all_ms.insert(all_ms.end(), repetition.samples_ms.begin(), repetition.samples_ms.end());
+    const std::vector<double> whole_run = {repetition.median_ms};
+    const auto& times_ms = run.timed == "run" ? whole_run : repetition.samples_ms;
+    all_ms.insert(all_ms.end(), times_ms.begin(), times_ms.end());
     if (repetition.startup_ms) {
       startups_ms.push_back(*repetition.startup_ms);
     }
@@ -42,12 +44,12 @@ void fill_times(Run& run) {
     }
   }
   run.startup_ms = median(startups_ms);
-  if (run.error || !run.parity.ok) {
+  if (!run.is_right()) {
     return;
   }
   run.step_ms = summarize(all_ms);
-  if (run.step_ms.median && *run.step_ms.median > 0) {
-    run.samples_per_second = static_cast<double>(run.global_batch) / *run.step_ms.median * 1e3;
+  if (run.has_speed() && run.global_batch && run.timed == "step") {
+    run.samples_per_second = run.rate() * 1e3;
   }
   if (const std::optional<PairedEstimate> exposed = paired_difference(exposed_ms)) {
     run.exposed_comm_ms = exposed->value;
@@ -58,19 +60,17 @@ void fill_times(Run& run) {
 /// Adds the comparison "baseline", and sets speed-up and efficiency.
 void compare_with_baseline(Run& run, Report& report) {
   const Run* const baseline = report.baseline_of(run);
-  if (!run.has_speed() || baseline == nullptr) {
+  if (!run.has_speed() || baseline == nullptr || run.kind == "control") {
     return;
   }
   if (&run == baseline) {
-    run.speedup = 1;
-  } else if (const auto estimate = paired_ratio(speed_ratios(run, *baseline))) {
-    run.speedup = estimate->value;
-    run.speedup_ci95 = estimate->ci95;
-    if (run.kind != "control") {
-      add_comparison("baseline", run, *baseline, report);
-    }
+    run.speedup = run.repetitions.size() < 2 ? std::nullopt : std::optional(1.0);
+  } else if (const Comparison* const found = add_comparison("baseline", run, *baseline, report)) {
+    run.speedup = found->ratio;
+    run.speedup_ci95 = found->ci95;
   }
   if (run.speedup) {
+    run.quotient = run.rate() / baseline->rate();
     run.efficiency = *run.speedup / run.cores();
   }
 }
@@ -94,8 +94,7 @@ void compare_with_peers(const Workload& runs, Report& report) {
   for (const Run* peer : runs) {
     const auto is_better = [peer](const Run* other) {  // of the peer's framework and transport
       return other->kind == "peer" && other->has_speed() && other->stage == peer->stage &&
-             other->backend == peer->backend &&
-             *other->samples_per_second > *peer->samples_per_second;
+             other->backend == peer->backend && other->rate() > peer->rate();
     };
     if (peer->kind != "peer" || !peer->has_speed() || std::ranges::any_of(runs, is_better)) {
       continue;
@@ -132,7 +131,7 @@ std::vector<Workload> workloads(const Report& report) {
 
 Workload contenders(const Workload& runs) {
   Workload timed = runs;
-  std::erase_if(timed, [](const Run* run) { return run->kind != "stage" || !run->has_speed(); });
+  std::erase_if(timed, [](const Run* run) { return run->kind == "peer" || !run->has_speed(); });
   Workload often = timed;
   std::erase_if(often,
                 [](const Run* run) { return run->repetitions.size() < kMinPairsForInterval; });
@@ -142,8 +141,7 @@ Workload contenders(const Workload& runs) {
 const Run* fastest_stage(const Workload& runs, const std::function<bool(const Run&)>& wanted) {
   Workload those = contenders(runs);
   std::erase_if(those, [&](const Run* run) { return !wanted(*run); });
-  const auto speed = [](const Run* run) { return *run->samples_per_second; };
-  return those.empty() ? nullptr : *std::ranges::max_element(those, {}, speed);
+  return those.empty() ? nullptr : *std::ranges::max_element(those, {}, &Run::rate);
 }
 
 void pair(Report& report) {

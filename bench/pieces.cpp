@@ -18,7 +18,8 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   const Run& run = planned.run;
   const bool has_backend = run.world_size > 1;
   Words argv;
-  if (planned.row.is_peer() || !planned.row.has("pieces") || run.nodes > 1) {
+  if (planned.row.is_peer() || planned.is_program() || !planned.row.has("pieces") ||
+      run.nodes > 1) {
     return argv;
   }
   if (has_backend && traits_of(run.backend).needs_mpirun) {  // its launcher must start the ranks
@@ -26,7 +27,7 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   }
   argv.push_back(plan.settings.stage_dir + "/bench_micro");
   add_words(argv, "--suite pieces --layers {} --batch {} --nprocs {} --threads {} --device {}",
-            fmt::join(run.layers, ","), run.global_batch / run.world_size, run.world_size,
+            fmt::join(run.layers, ","), *run.global_batch / run.world_size, run.world_size,
             run.threads, run.device);
   if (has_backend) {
     add_words(argv, "--backend {}", run.backend);

@@ -6,8 +6,10 @@
 #include <numeric>
 #include <ranges>
 #include <regex>
+#include <set>
 #include <tuple>
 
+#include "bench/command.hpp"
 #include "bench/launchers.hpp"
 #include "bench/machine.hpp"
 #include "bench/report.hpp"
@@ -106,7 +108,7 @@ bool by_name(const PlanRow& row, const Settings& settings) {
 
 bool is_wanted(const PlanRow& row, const Work& work, const Settings& settings) {
   const bool has_several = work.largest() > 1;
-  if ((row.sizes == Sizes::kSeveral && !has_several) ||
+  if (!settings.with_stages() || (row.sizes == Sizes::kSeveral && !has_several) ||
       (row.sizes == Sizes::kThreads && has_several && !settings.on_cpu())) {  // of one GPU
     return false;
   }
@@ -248,6 +250,62 @@ void expand(const PlanRow& row, const Work& work, Plan& plan) {
   }
 }
 
+/// "train.py" of "python3 -u 'my/train.py' --lr 0.1": the first word that is no interpreter.
+std::string label_of(const std::string& command) {
+  static const std::regex word(R"("[^"]*"|'[^']*'|[^ ]+)");
+  static const std::regex no_name(R"((.*/)?(python[0-9.]*|sh|bash|env)|-.*|.*=.*|)");
+  for (std::sregex_iterator at(command.begin(), command.end(), word), end; at != end; ++at) {
+    std::string text = at->str();
+    std::erase_if(text, [](char one) { return one == '"' || one == '\''; });
+    if (!std::regex_match(text, no_name)) {
+      return printable(text.substr(text.rfind('/') + 1));
+    }
+  }
+  return "program";
+}
+
+/// Adds the runs of --program: each launcher at each world size. The first also has one rank.
+void add_programs(const std::vector<int>& world_sizes, Plan& plan) {
+  const Settings& settings = plan.settings;
+  for (std::size_t i = 0; i < settings.programs.size(); ++i) {
+    const PlanRow row = {.stage = label_of(settings.programs[i]),
+                         .variant = "main",
+                         .launch = LaunchKind::kLauncher,
+                         .is_python = false,
+                         .lacks = {"no-communication"},
+                         .command = settings.programs[i]};
+    bool is_first = true;
+    for (const Starter& starter : starters()) {
+      if (!plan.launchers.contains(starter.name)) {
+        continue;
+      }
+      std::vector<int> sizes = world_sizes;
+      if (std::exchange(is_first, false) && sizes.front() != 1) {
+        sizes.insert(sizes.begin(), 1);
+      }
+      for (const int size : sizes) {
+        Run run;
+        run.kind = "program";
+        run.stage = row.stage;
+        run.command = row.command;
+        run.launcher = starter.name;
+        run.device = settings.device;
+        run.model = fmt::format("P{}", i + 1);
+        run.scaling = settings.scaling.front();
+        run.world_size = size;
+        run.threads = environment_number("OMP_NUM_THREADS", 1);
+        run.name = name_of(run, row);
+        plan.runs.push_back({.run = run,
+                             .row = row,
+                             .original = "",
+                             .model = {},
+                             .repetitions = repetitions_of(row, starter, settings),
+                             .named_ranks = size});
+      }
+    }
+  }
+}
+
 void check_named(const Plan& plan) {
   for (const std::string& name : plan.settings.stages) {
     const auto is_it = [&](const PlanRow& row) { return !row.is_peer() && row.is_named(name); };
@@ -293,13 +351,16 @@ void repeat(PlannedRun planned, const char* kind, const char* suffix, Plan& plan
   plan.runs.push_back(std::move(planned));
 }
 
-/// Adds a second run of stage 01 and of the stage with the most ranks, per model and scaling.
+/// Adds a second run of the baseline and of the run with the most ranks, per model and scaling.
 void add_controls(Plan& plan) {
   std::map<std::pair<std::string, std::string>, PlannedRun> most_ranks;  // by model and scaling
+  std::set<std::pair<std::string, std::string>> with_baseline;
   for (const PlannedRun& planned : std::vector<PlannedRun>(plan.runs)) {
     if (planned.run.is_baseline()) {
-      repeat(planned, "control", "/control", plan);
-    } else if (planned.run.kind == "stage" && planned.processes() > 1 && planned.repetitions > 1) {
+      if (with_baseline.insert({planned.run.model, planned.run.scaling}).second) {
+        repeat(planned, "control", "/control", plan);
+      }
+    } else if (planned.run.kind != "peer" && planned.processes() > 1 && planned.repetitions > 1) {
       PlannedRun& most =
           most_ranks.try_emplace({planned.run.model, planned.run.scaling}, planned).first->second;
       most = planned.processes() > most.processes() ? planned : most;
@@ -336,13 +397,18 @@ bool compute_the_same(const Run& a, const Run& b) {
 Plan make_plan(Settings settings) {
   Plan plan;
   plan.settings = std::move(settings);
-  for (const Work& work : resolve(plan)) {
+  const std::vector<Work> all = resolve(plan);
+  add_programs(all.front().world_sizes, plan);
+  for (const Work& work : all) {
     for (const PlanRow& row : known_rows()) {
       expand(row, work, plan);
     }
   }
   check_named(plan);
   apply_filter(plan);
+  for (const PlannedRun& planned : plan.runs) {
+    launcher_command(planned.run, plan);  // an allocation may have too few nodes
+  }
   if (plan.settings.most_repetitions() > 1) {
     add_controls(plan);
     add_runs_without_communication(plan);

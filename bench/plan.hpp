@@ -19,6 +19,9 @@ struct PlannedRun {
   Model model;
   std::int64_t parity_batch = 0;  ///< global batch of the parity run, the same at all world sizes
   int repetitions = 1;
+  int named_ranks = 1;  ///< what {ranks} becomes in a command of --program
+
+  bool is_program() const { return !row.command.empty(); }
 
   /// Number of processes that write metrics.
   int processes() const {

@@ -12,6 +12,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kTilde =
+    "~ from pairs of neighbouring launches, and not the quotient of the columns: the machine's "
+    "speed "
+    "changed meanwhile.";
+
 /// At most `width` bytes of `text`, with "..." for the rest.
 std::string cut(const std::string& text, std::size_t width) {
   return text.size() <= width ? text : text.substr(0, width - 3) + "...";
@@ -54,6 +59,32 @@ const Json& value_of(const Json& run, const std::string& key) {
   return *value;
 }
 
+/// " (1.26-2.07)", or nothing without an interval.
+std::string in_brackets(const Json& ends) {
+  return ends.is_null() ? "" : fmt::format(" ({}-{})", ratio(ends[0]), ratio(ends[1]));
+}
+
+/// Mark of a speed-up that is not the quotient of the columns: see kTilde.
+std::string mark(double speedup, const Json& quotient) {
+  const double apart = quotient.is_null() ? 1 : quotient.get<double>() / speedup;
+  return apart > 1.1 || apart < 1 / 1.1 ? "~" : "";
+}
+
+/// Speed-ups of the same run in other reports.
+std::string spread(const Json& elsewhere) {
+  std::vector<double> speedups;
+  for (const Json& one : elsewhere) {
+    speedups.push_back(one["speedup"]);
+  }
+  if (speedups.empty()) {
+    return "-";
+  }
+  const auto [low, high] = std::ranges::minmax(speedups);
+  return speedups.size() == 1
+             ? ratio(low)
+             : fmt::format("{}-{} of {}", ratio(low), ratio(high), speedups.size());
+}
+
 /// A run's number as columns.list says.
 std::string shown(const Column& column, const Json& run) {
   const Json& value = value_of(run, column.keys.at(0));
@@ -62,14 +93,18 @@ std::string shown(const Column& column, const Json& run) {
       return sum + (part.is_null() ? 0 : part.template get<double>());
     }));
   }
+  if (column.shown == "spread") {
+    return spread(value);
+  }
   if (value.is_null() || value.is_boolean()) {
-    return value == true ? "ok" : "-";
+    return column.shown == "ratio" && run["repetitions"].size() == 1 ? "1 launch"
+           : value == true                                           ? "ok"
+                                                                     : "-";
   }
   const auto number = value.get<double>();
   if (column.shown == "ratio") {
-    const Json& ends = value_of(run, column.keys.at(1));
-    return ratio(number) +
-           (ends.is_null() ? "" : fmt::format(" ({}-{})", ratio(ends[0]), ratio(ends[1])));
+    return ratio(number) + mark(number, value_of(run, column.keys.at(2))) +
+           in_brackets(value_of(run, column.keys.at(1)));
   }
   return column.shown == "count"   ? count(number)
          : column.shown == "share" ? fmt::format("{:.0f}%", 100 * number)
@@ -77,12 +112,14 @@ std::string shown(const Column& column, const Json& run) {
 }
 
 /// The columns that have a `place` on the screen: a run's numbers, or the titles.
-std::string cells(std::string Column::*place, const Run* run = nullptr) {
+/// @param elsewhere true: with the column of other reports, in place of samples/s
+std::string cells(std::string Column::*place, const Run* run = nullptr, bool elsewhere = false) {
   const Json fields = run == nullptr ? Json() : Json(*run);
   std::string line;
   for (const Column& column : columns()) {
     const std::string& where = column.*place;
-    if (where != "-") {
+    const bool fits = elsewhere ? column.title != "samples/s" : column.shown != "spread";
+    if (where != "-" && fits) {
       const std::size_t colon = where.find(':');
       const std::string title = colon == std::string::npos ? column.title : where.substr(colon + 1);
       line +=
@@ -116,11 +153,31 @@ void print_wrapped(std::ostream& out, const std::string& first_indent, const std
   out << line << '\n';
 }
 
-std::string title(const Run& run) {
+/// What a step of a user's program is.
+std::string kind_of_step(const Workload& runs) {
+  const auto has_batch = [](const Run* run) { return run->global_batch.has_value(); };
+  const auto one = std::ranges::find_if(runs, has_batch);
+  if (one == runs.end()) {
+    return std::ranges::any_of(runs, [](const Run* run) { return run->timed == "run"; })
+               ? "whole runs, for it logs no steps"
+               : runs.front()->scaling + " scaling assumed, for it logs no samples";
+  }
+  const std::int64_t batch = *(*one)->global_batch;
+  const bool is_shared = std::ranges::all_of(
+      runs, [&](const Run* run) { return run->global_batch.value_or(batch) == batch; });
+  return fmt::format("{} samples {}", batch / (is_shared ? 1 : (*one)->world_size),
+                     is_shared ? "over all ranks" : "for each rank");
+}
+
+std::string title(const Workload& runs) {
+  const Run& run = *runs.front();
+  if (run.command) {
+    return fmt::format("{}: {}, {}", run.model, printable(*run.command), kind_of_step(runs));
+  }
   const bool weak = run.scaling == "weak";
   return fmt::format("{}: {} on {}, {} scaling, {} samples {}", run.model,
                      fmt::join(run.layers, "-"), run.device, run.scaling,
-                     weak ? run.global_batch / run.world_size : run.global_batch,
+                     *run.global_batch / (weak ? run.world_size : 1),
                      weak ? "for each rank or thread" : "over all ranks");
 }
 
@@ -128,14 +185,16 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   constexpr const char* kDescription = "  {:<{}} {:<8} {:<7} {:>5}";
   const auto length = [](const Run* run) { return run->program().size(); };
   const std::size_t width = length(std::ranges::max(runs, {}, length));
+  const bool elsewhere =
+      std::ranges::any_of(runs, [](auto* run) { return !run->elsewhere.empty(); });
   print_line(out, "");
-  print_line(out, title(*runs.front()));
+  print_line(out, title(runs));
   print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
-                      cells(&Column::speeds));
+                      cells(&Column::speeds, nullptr, elsewhere));
   for (const Run* run : runs) {
     print_line(out, fmt::format(kDescription, run->program(), width, dash_for_none(run->launcher),
                                 dash_for_none(run->backend), ranks(*run)) +
-                        (run->has_speed() ? cells(&Column::speeds, run)
+                        (run->has_speed() ? cells(&Column::speeds, run, elsewhere)
                                           : "  error: " + run->error.value_or("not timed")));
   }
 }
@@ -177,8 +236,11 @@ void print(std::ostream& out, const Report& report) {
   print_line(out,
              fmt::format("{}, {} cores, LibTorch {}", report.machine.value("cpu_model", ""),
                          report.machine.value("cores", 0), report.software.value("libtorch", "")));
-  if (const auto text = report.software.value("/blas/warning"_json_pointer, ""); !text.empty()) {
-    print_wrapped(out, "", text);
+  for (const std::string& warning : {report.software.value("/blas/warning"_json_pointer, ""),
+                                     report.machine.value("warning", "")}) {
+    if (!warning.empty()) {
+      print_wrapped(out, "", warning);
+    }
   }
   const std::vector<Workload> all = workloads(report);
   for (const Workload& runs : all) {
@@ -187,7 +249,10 @@ void print(std::ostream& out, const Report& report) {
   print_pieces(out, all);
   out << '\n';
   for (const Sentence& sentence : report.sentences) {
-    print_wrapped(out, "- ", sentence.text);
+    const char* indent = "- ";
+    for (const std::string& line : split(sentence.text, '\n')) {
+      print_wrapped(out, std::exchange(indent, "  "), line);
+    }
   }
   if (report.partial) {
     out << "This report is partial: the measurement was interrupted.\n";
@@ -200,6 +265,16 @@ void print(std::ostream& out, const Report& report) {
     // Two lines, with room for an early break.
     print_wrapped(out, "",
                   cut(fmt::format("Not run: {}.", fmt::join(names, "; ")), 2 * kScreenWidth - 30));
+  }
+  const auto is_marked = [](const Run& run) {
+    return run.speedup && !mark(*run.speedup, Json(run.quotient)).empty();
+  };
+  if (std::ranges::any_of(report.runs, is_marked)) {
+    print_wrapped(out, "", kTilde);
+  }
+  const auto is_single = [](const Run& run) { return run.repetitions.size() == 1; };
+  if (std::ranges::any_of(report.runs, is_single)) {
+    print_line(out, "Programs with 1 launch are compared with nothing.");
   }
   out << "Steps are medians, brackets 95 % intervals. The rest: --json FILE, --html FILE.\n"
       << std::flush;

@@ -17,14 +17,19 @@ std::string from_here(const std::string& path) {
 std::string shown_command(const PlannedRun& planned, const Plan& plan) {
   std::vector<std::string> argv =
       command_line(planned, plan, timed_length(planned, plan.settings), "FOLDER");
-  std::string python;
+  std::string before;
   if (planned.row.is_python) {
     argv.erase(argv.begin());
-    python =
+    before =
         fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), planned.run.stage);
   }
   std::ranges::transform(argv, argv.begin(), from_here);
-  return python + shell_line(argv);
+  if (planned.is_program()) {
+    for (const auto& [name, value] : program_variables(planned.run, "FOLDER")) {
+      before += fmt::format("{}={} ", name, *value);
+    }
+  }
+  return before + shell_line(argv);
 }
 
 }  // namespace
@@ -44,7 +49,9 @@ void print_plan(std::ostream& out, const Plan& plan) {
   for (const PlannedRun& planned : plan.runs) {
     const Run& run = planned.run;
     out << fmt::format(kRow, run.kind, run.program(), run.launcher, run.backend, run.world_size,
-                       run.threads, run.scaling, run.global_batch, planned.repetitions, run.model);
+                       run.threads, run.scaling,
+                       run.global_batch ? std::to_string(*run.global_batch) : "-",
+                       planned.repetitions, run.model);
   }
   out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
          "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";

@@ -20,10 +20,9 @@ bool same_work(const Run& a, const Run& b) {
 }
 
 const Run* Report::baseline_of(const Run& run) const {
-  const auto found = std::ranges::find_if(runs, [&](const Run& other) {
-    return other.is_baseline() && same_work(other, run) && other.has_speed();
-  });
-  return found == runs.end() ? nullptr : &*found;
+  const auto found = std::ranges::find_if(
+      runs, [&](const Run& other) { return other.is_baseline() && same_work(other, run); });
+  return found == runs.end() || !found->has_speed() ? nullptr : &*found;
 }
 
 Json to_json(const Report& report, bool samples) {

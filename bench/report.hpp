@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <ostream>
 
 #include "bench/record.hpp"
@@ -12,11 +13,11 @@ namespace ddp::bench {
 using Workload = std::vector<const Run*>;
 std::vector<Workload> workloads(const Report& report);
 
-/// Timed runs of stages with enough repetitions for an interval, or all timed runs if none of the
+/// Timed runs, but for peers, with enough repetitions for an interval, or all if none of the
 /// workload has enough.
 Workload contenders(const Workload& runs);
 
-/// Contender with the most samples per second among the runs for which `wanted` is true.
+/// Contender with the highest rate() among the runs for which `wanted` is true.
 /// @return nullptr for none
 const Run* fastest_stage(
     const Workload& runs,
@@ -31,6 +32,16 @@ const Run* fastest_stage(
 ///             same cores with the same global batch; also with stages over that transport only
 void pair(Report& report);
 
+/// Speed-ups by names of runs, of each of several reports.
+using OtherReports = std::vector<std::map<std::string, Elsewhere>>;
+
+/// @param files documents of bench, also compressed by gzip
+/// @throws UsageError naming a file that is damaged, of another program or of another schema
+OtherReports read_reports(const std::vector<std::string>& files);
+
+/// Fills `elsewhere` of the runs: models, commands and ranks are equal, and machines differ.
+void set_beside(const OtherReports& others, Report& report);
+
 /// Largest difference between equal commands, a factor >= 1: the farthest end of the intervals of
 /// controls with the same work. Runs on one core and on several are two kinds, because ranks that
 /// wait for each other are disturbed far more. @return nothing without an interval for this kind
@@ -42,10 +53,11 @@ void judge(Report& report);
 
 /// Fills report.sentences from report.comparisons, after judge(). A sentence claims a difference
 /// only if a comparison is significant; its numbers are ratios of comparisons.
-///   fastest   the stage's run with the most samples/s, and runs that are not significantly slower
-///   ranks     the fastest stage of each world size against a single process
+///   fastest   the run with the most samples/s, and runs that are not significantly slower
+///   ranks     the fastest of each world size against a single process
 ///   threads   ranks against threads of a single process, on the same cores
 ///   peers     our fastest stage against each framework, and both over the same transport
+///   unchecked of users' programs, why nothing could be compared with one process
 ///   controls  differences between equal commands
 void write_sentences(Report& report);
 

@@ -11,8 +11,12 @@
 namespace ddp::bench {
 namespace {
 
+/// The first steps of a program touch memory and open connections, as those of the stages.
+constexpr std::int64_t kMostWarmupSteps = 20;
+
 struct Outcome {
-  Metrics metrics;
+  Metrics metrics;  ///< without steps: a program that writes none
+  double run_ms = 0;  ///< from its start to its end
   std::string error;  ///< empty: none
   bool interrupted = false;
   Repetition launch;  ///< when it started, and its start-up
@@ -25,7 +29,11 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
                         const std::string& folder, Session& session) {
   Command command = {.argv = command_line(planned, plan, length, folder),
                      .timeout_s = plan.settings.timeout_s,
-                     .cwd = folder};
+                     .cwd = planned.is_program() ? "" : folder,
+                     .is_users = planned.is_program()};
+  if (planned.is_program()) {
+    command.env = program_variables(planned.run, folder);
+  }
   if (!find_starter(planned.run.launcher).spans_nodes) {
     // Files that torchrun leaves behind are deleted, and torch.compile finds its earlier results.
     command.env["TMPDIR"] = session.scratch.path();
@@ -48,8 +56,11 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
 
 /// Reason why the metrics are not of the training that the program was told; empty for none.
 std::string mismatch(const Metrics& metrics, const Length& length) {
+  if (!metrics.has_summary || !metrics.global_batch) {
+    return "metrics: the last line is no summary: the program was cut off";
+  }
   if (metrics.global_batch != length.global_batch) {
-    return fmt::format("it trained with a global batch of {}, expected {}", metrics.global_batch,
+    return fmt::format("it trained with a global batch of {}, expected {}", *metrics.global_batch,
                        length.global_batch);
   }
   if (std::ssize(metrics.steps_ms) < length.timed_steps) {
@@ -63,8 +74,10 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
                  Session& session) {
   const std::string folder = session.scratch.path() + "/run";
   const ChildResult child = run_command(planned, length, plan, folder, session);
+  const std::string file = folder + "/metrics.jsonl";
   Outcome result;
   result.interrupted = child.interrupted;
+  result.run_ms = child.seconds * 1e3;
   const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
   char utc[32] = "";
   std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&started));
@@ -74,12 +87,16 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
     return result;
   }
   try {
-    result.metrics =
-        read_metrics(folder + "/metrics.jsonl", planned.processes(), planned.run.nodes == 1);
-    result.error = mismatch(result.metrics, length);
-    const double startup_ms = result.metrics.first_step_unix_ms - child.start_unix_ms;
-    if (startup_ms > 0 && startup_ms <= child.seconds * 1e3) {  // else the wall clock was set
-      result.launch.startup_ms = startup_ms;
+    if (!planned.is_program() || std::filesystem::exists(file)) {
+      result.metrics = read_metrics(file, planned.processes(), planned.run.nodes == 1);
+    }
+    result.error = planned.is_program() ? "" : mismatch(result.metrics, length);
+    if (result.metrics.first_end_ns) {
+      const double startup_ms =
+          static_cast<double>(*result.metrics.first_end_ns - child.start_ns) * 1e-6;
+      if (startup_ms > 0 && startup_ms <= result.run_ms) {  // else it is another clock
+        result.launch.startup_ms = startup_ms;
+      }
     }
   } catch (const Error& error) {
     result.error = error.what();
@@ -105,47 +122,118 @@ void judge_parity(Run& run, const Outcome& own, const Outcome& reference, Sessio
   const double moved = own.metrics.moved;
   const double expected = reference.metrics.moved;
   run.parity = {.moved = moved, .reference_moved = expected, .ok = parity_holds(moved, expected)};
-  if (!run.parity.ok) {
+  if (!*run.parity.ok) {
     set_error(run, fmt::format("parity: moved {:.7g}, stage 01 moved {:.7g}", moved, expected),
               session);
   }
 }
 
+/// Compares the losses of a program with those of one process, if both have the same batch.
+/// @param reference its run of one process, which is the first of the program
+void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome reference,
+                  const PlannedRun& one, const Plan& plan, Session& session, Run& run) {
+  const auto batch = [](const Outcome& outcome) { return outcome.metrics.global_batch; };
+  run.timed = own.metrics.steps_ms.empty() ? "run" : "step";
+  run.global_batch = batch(own);
+  if (own.interrupted) {
+    run.error = "interrupted before its losses were compared";
+    return;
+  }
+  if (!own.error.empty() || !reference.error.empty()) {
+    set_error(run, own.error.empty() ? "no reference: " + reference.error : own.error, session);
+    return;
+  }
+  if (own.metrics.losses.empty()) {
+    run.parity.unchecked =
+        fmt::format("{} logs no {}", run.stage,
+                    run.timed == "run" ? "steps, so these are whole runs" : "losses");
+    return;
+  }
+  if (batch(own) && batch(own) != batch(reference) &&
+      run.command->find("{ranks}") != std::string::npos) {
+    PlannedRun same_batch = one;  // as "--global-batch $((32 * {ranks}))" wants it
+    same_batch.named_ranks = planned.named_ranks;
+    reference = run_once(same_batch, {}, plan, session);
+  }
+  const bool is_unknown = !batch(own) && run.scaling == "weak" && run.world_size > 1;
+  if (is_unknown || batch(own) != batch(reference)) {
+    run.parity.unchecked =
+        is_unknown
+            ? run.stage + " logs no samples, so that its batches may differ"
+            : fmt::format("{} ranks take {} samples in a step, one process {}", run.world_size,
+                          batch(own).value_or(0), batch(reference).value_or(0));
+    return;
+  }
+  if (reference.metrics.losses.empty()) {
+    run.parity.unchecked = "one process logs no losses";
+    return;
+  }
+  const LossDifference difference = compare_losses(own.metrics.losses, reference.metrics.losses);
+  run.parity.loss_difference = difference.largest;
+  run.parity.ok = difference.largest <= kLossTolerance;
+  if (!*run.parity.ok) {
+    set_error(run,
+              fmt::format("parity: loss {:.7g} in step {}, with one process {:.7g}",
+                          own.metrics.losses.at(difference.step), difference.step,
+                          reference.metrics.losses.at(difference.step)),
+              session);
+  }
+}
+
 void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
-  std::map<std::string, Outcome> references;  // by model and scaling
+  std::map<std::string, std::pair<Outcome, PlannedRun>> references;  // by model and scaling
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const PlannedRun& planned = plan.runs[i];
     if (!planned.original.empty()) {  // an equal command has equal weights
       const Run& original = *std::ranges::find(runs, planned.original, &Run::name);
       runs[i].parity = original.parity;
+      runs[i].timed = original.timed;
+      runs[i].global_batch = original.global_batch;
       runs[i].error = original.error;
       continue;
     }
-    const Outcome own = run_once(planned, parity_length(planned), plan, session);
-    Outcome& reference = references[planned.run.model + "/" + planned.run.scaling];
-    if (planned.run.is_baseline()) {
-      reference = own;
-    }
-    judge_parity(runs[i], own, reference, session);
+    const Length length = planned.is_program() ? Length() : parity_length(planned);
+    const Outcome own = run_once(planned, length, plan, session);
+    // The first of its model and scaling is stage 01 or the one process of a program.
+    const auto& [reference, one] =
+        references.try_emplace(planned.run.model + "/" + planned.run.scaling, own, planned)
+            .first->second;
+    planned.is_program() ? judge_losses(planned, own, reference, one, plan, session, runs[i])
+                         : judge_parity(runs[i], own, reference, session);
   }
 }
 
 void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& session, Run& run) {
-  const Length length = timed_length(planned, plan.settings);
-  const Outcome outcome = run_once(planned, length, plan, session);
+  Length length = timed_length(planned, plan.settings);
+  Outcome outcome = run_once(planned, length, plan, session);
   if (outcome.interrupted) {
     return;
+  }
+  const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
+  if (planned.is_program() && outcome.error.empty()) {
+    const std::int64_t steps = std::ssize(steps_ms);
+    length.timed_steps =
+        plan.settings.steps.value_or(steps - std::min(kMostWarmupSteps, steps / 2));
+    if (steps_ms.empty() != (run.timed == "run")) {
+      outcome.error = "it logged steps in some of its launches only";
+    } else if (run.timed == "step" && steps < length.timed_steps) {
+      outcome.error =
+          fmt::format("it made {} steps, expected at least {}", steps, length.timed_steps);
+    }
   }
   if (!outcome.error.empty()) {
     set_error(run, outcome.error, session);
     return;
   }
-  const std::vector<double>& steps_ms = outcome.metrics.steps_ms;
   Repetition& repetition = run.repetitions.emplace_back(outcome.launch);
   repetition.block = block;
-  repetition.samples_ms.assign(steps_ms.end() - length.timed_steps, steps_ms.end());
-  repetition.median_ms = median(repetition.samples_ms).value();
-  run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), outcome.metrics.peak_rss_mib);
+  if (run.timed == "step") {
+    repetition.samples_ms.assign(steps_ms.end() - length.timed_steps, steps_ms.end());
+  }
+  repetition.median_ms = median(repetition.samples_ms).value_or(outcome.run_ms);
+  if (outcome.metrics.peak_rss_mib) {
+    run.peak_rss_mib = std::max(run.peak_rss_mib.value_or(0), *outcome.metrics.peak_rss_mib);
+  }
   run.gpu = outcome.gpu;
 }
 

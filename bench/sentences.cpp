@@ -16,12 +16,19 @@ struct Compared {
   const Run* b;
   double ratio;
   bool significant;
+  std::string chance;  ///< why a ratio that looks certain may not be; empty: it does not look so
 };
 
 /// "1.85x".
 std::string times(double ratio) {
   const int decimals = ratio < 0.0995 ? 3 : ratio < 9.995 ? 2 : ratio < 99.95 ? 1 : 0;
   return fmt::format("{:.{}f}x", ratio, decimals);
+}
+
+/// "4.7 %": how far a factor is from 1.
+std::string percent(double factor) {
+  const double share = 100 * (factor - 1);
+  return fmt::format("{:.{}f} %", share, share < 9.95 ? 1 : 0);
 }
 
 /// Ratio, with a star if it is not significant.
@@ -33,8 +40,9 @@ std::string starred(const Compared& compared) {
 std::string manner(const Run& run) {
   return run.backend != "none" ? " over " + run.backend
          : run.threads > 1     ? fmt::format(" with {} threads", run.threads)
-         : run.world_size > 1  ? fmt::format(" on {} replicas", run.world_size)
-                               : "";
+         : run.world_size > 1 && !run.is_distributed()
+             ? fmt::format(" on {} replicas", run.world_size)
+             : "";
 }
 
 /// "2 ranks over shm".
@@ -46,7 +54,7 @@ std::string ranks_of(const Run& run) {
 std::string label(const Run& run) {
   const bool has_launcher = find_starter(run.launcher).starts == LaunchKind::kLauncher;
   return run.program() + (has_launcher ? " under " + run.launcher : "") +
-         (run.backend != "none" ? " on " + ranks_of(run) : manner(run));
+         (run.is_distributed() ? " on " + ranks_of(run) : manner(run));
 }
 
 /// A workload, of which a sentence says something.
@@ -66,7 +74,11 @@ struct Topic {
     for (const Comparison& one : report.comparisons) {
       const Run* const a = report.find(one.a);
       if (one.kind == kind && same_work(*a, *runs.front())) {
-        found.push_back({a, report.find(one.b), *one.ratio, one.significant});
+        found.push_back({a, report.find(one.b), *one.ratio, one.significant,
+                         one.may_be_chance()
+                             ? fmt::format("{}, but equal commands differed by {}: may be chance",
+                                           times(*one.ratio), percent(*one.equal_commands))
+                             : ""});
       }
     }
     return found;
@@ -79,6 +91,9 @@ std::string fastest(const Topic& topic) {
   const Run* const best = fastest_stage(topic.runs);
   if (best == nullptr) {
     return "nothing could be measured";
+  }
+  if (best->repetitions.size() < 2) {
+    return "";
   }
   topic.mention(*best);
   std::vector<Compared> others = topic.compared("best");
@@ -101,17 +116,19 @@ std::string fastest(const Topic& topic) {
 
 std::string ranks_beside_one(const Topic& topic) {
   std::map<int, std::string> said;  // by world size
-  for (const auto& [run, one, ratio, significant] : topic.compared("baseline")) {
+  for (const auto& [run, one, ratio, significant, chance] : topic.compared("baseline")) {
     const Run* const fastest_ranks =
         fastest_stage(topic.runs, [size = run->world_size](const Run& other) {
           return other.is_distributed() && other.world_size == size;
         });
     if (run == fastest_ranks && run->world_size > 1) {
       topic.mention(*run);
-      const char* const text = !significant ? "whether {} help cannot be told ({})"
-                               : ratio > 1  ? "{} help ({})"
-                                            : "{} do not help ({})";
-      said[run->world_size] = fmt::format(fmt::runtime(text), ranks_of(*run), times(ratio));
+      const std::string ranks = ranks_of(*run);
+      said[run->world_size] =
+          !chance.empty() ? fmt::format("{} {}", ranks, chance)
+          : !significant  ? fmt::format("whether {} help cannot be told ({})", ranks, times(ratio))
+          : ratio > 1     ? fmt::format("{} help ({})", ranks, times(ratio))
+                          : fmt::format("{} do not help ({})", ranks, times(ratio));
     }
   }
   return fmt::format("{}", fmt::join(std::views::values(said), ", "));
@@ -119,13 +136,14 @@ std::string ranks_beside_one(const Topic& topic) {
 
 std::string ranks_beside_threads(const Topic& topic) {
   Texts said;
-  for (const auto& [a, b, ratio, significant] : topic.compared("threads")) {
+  for (const auto& [a, b, ratio, significant, chance] : topic.compared("threads")) {
     const std::string ranks = ranks_of(*a);
     const std::string threads = "one process" + manner(*b);
     topic.mention(*a);
     topic.mention(*b);
     said.push_back(
-        !significant
+        !chance.empty() ? fmt::format("{} against {} {}", ranks, threads, chance)
+        : !significant
             ? fmt::format("whether {} beat {} cannot be told ({})", ranks, threads, times(ratio))
         : ratio > 1 ? fmt::format("{} are {} as fast as {}", ranks, times(ratio), threads)
                     : fmt::format("{} is {} as fast as {}", threads, times(1 / ratio), ranks));
@@ -140,7 +158,7 @@ std::string peers(const Topic& topic) {
     const auto known = std::ranges::find(best, one.b->stage, &Run::stage);
     if (known == best.end()) {
       best.push_back(one.b);
-    } else if (*one.b->samples_per_second > *(*known)->samples_per_second) {
+    } else if (one.b->rate() > (*known)->rate()) {
       *known = one.b;
     }
   }
@@ -167,19 +185,33 @@ std::string peers(const Topic& topic) {
 }
 
 std::string controls(const Topic& topic) {
-  const auto percent = [&](bool several) {
+  Texts said;
+  for (const bool several : {false, true}) {
     std::optional<double> factor;
     for (const Run* run : topic.runs) {
       if ((run->cores() > 1) == several) {
         factor = control_factor(topic.report, *run);
       }
     }
-    return factor ? fmt::format("{:.1f} %", 100 * (*factor - 1)) : "unknown";
-  };
+    if (factor) {
+      said.push_back(fmt::format("{} with {}", percent(*factor), several ? "several" : "one core"));
+    }
+  }
   for (const Compared& control : topic.compared("control")) {
     topic.mention(*control.b);
   }
-  return fmt::format("{} with one core, {} with several", percent(false), percent(true));
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+/// Of a user's program: why nobody knows whether its ranks train as one process.
+std::string unchecked(const Topic& topic) {
+  for (const Run* run : topic.runs) {
+    if (run->has_speed() && run->parity.unchecked) {
+      topic.mention(*run);
+      return *run->parity.unchecked;
+    }
+  }
+  return "";
 }
 
 constexpr struct {
@@ -187,10 +219,11 @@ constexpr struct {
   const char* text;
   std::string (*part)(const Topic& topic);
 } kSentences[] = {
-    {"fastest", "Most samples/s of the stages: {}.", fastest},
-    {"ranks", "Samples/s of ranks beside one process: {}.", ranks_beside_one},
-    {"threads", "Ranks beside threads on the same cores: {}.", ranks_beside_threads},
-    {"peers", "Frameworks, same cores and global batch (* not significant): {}.", peers},
+    {"fastest", "Fastest: {}.", fastest},
+    {"ranks", "Ranks beside one process: {}.", ranks_beside_one},
+    {"threads", "Ranks beside threads: {}.", ranks_beside_threads},
+    {"peers", "Frameworks, same cores and batch (* not significant): {}.", peers},
+    {"unchecked", "Nobody checked what was trained: {}.", unchecked},
     {"controls", "How far equal commands differed: {}; what differs less is not significant.",
      controls},
 };
@@ -211,7 +244,7 @@ void write_sentences(Report& report) {
       }
     }
     if (!parts.empty()) {
-      sentence.text = fmt::format(fmt::runtime(text), fmt::join(parts, "; "));
+      sentence.text = fmt::format(fmt::runtime(text), fmt::join(parts, ";\n"));
       report.sentences.push_back(sentence);
     }
   }

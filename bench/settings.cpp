@@ -95,6 +95,14 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
                   fmt::join(installed, ", "), fmt::join(built, ", "));
   installed.insert(installed.end(), built.begin(), built.end());
   add_names(group, "--peers", settings.peers, installed, help);
+  const auto add_program = [&settings](const std::string&, const std::string& command) {
+    settings.programs.push_back(command);
+  };
+  group.add("--program", {"COMMAND", "", "", add_program, OptionValue::kSeveral},
+            "a program of yours, instead of the stages, or beside those\n"
+            "that --stages, --models or --peers name. A shell runs it in\n"
+            "this folder; {ranks} becomes the world size. See\n"
+            "docs/guides/measure.md");
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");
   group.add("--device", takes::choice(settings.device, kDevices), "device of the ranks");
@@ -130,6 +138,11 @@ void add_output(OptionGroup group, Settings& settings) {
             "write the report as JSON, to standard output without FILE");
   group.add("--html", takes::path(settings.html_file, "FILE").repeatable(),
             "write the report as a page with plots");
+  const auto add_report = [&settings](const std::string& name, const std::string& file) {
+    settings.beside.push_back(parse_path(name, file));
+  };
+  group.add("--beside", {"FILE...", "", "", add_report, OptionValue::kSeveral},
+            "show the speed-ups of other reports, such as those in results/");
   group.add("--no-samples", takes::flag(settings.no_samples),
             "leave single steps out of the JSON document");
   group.add("--dry-run", takes::flag(settings.dry_run),
@@ -156,6 +169,14 @@ void check_together(const Settings& settings) {
   expect_different_files("--json, --html", {settings.json_file, settings.html_file});
   if (settings.quick && settings.full) {
     refuse("--full: got --quick too, expected one of them");
+  }
+  if (!settings.programs.empty() && settings.scaling.size() > 1) {
+    refuse("--scaling: got {}, expected one beside --program, whose command decides",
+           fmt::join(settings.scaling, ","));
+  }
+  if (!settings.programs.empty() && settings.nodes.back() > 1) {
+    refuse("--nodes: got {}, expected 1 beside --program, whose ranks write one file here",
+           fmt::join(settings.nodes, ","));
   }
   const std::string& over_nodes = std::ranges::find(starters(), true, &Starter::spans_nodes)->name;
   if (settings.nodes.back() > 1 && settings.launchers != std::vector{over_nodes}) {

@@ -26,6 +26,7 @@ struct Settings {
   std::vector<std::string> models;
   std::vector<std::string> scaling = {"weak"};  ///< "weak", "strong"
   std::vector<std::string> peers;
+  std::vector<std::string> programs;  ///< commands of --program, for a shell
   std::vector<int> nodes = {1};  ///< numbers of nodes for srun, ascending
   std::string device = "auto";
   std::uint64_t seed = 42;
@@ -44,6 +45,7 @@ struct Settings {
   bool json_on_stdout = false;  ///< stdout then holds nothing else
   std::string json_file;  ///< empty: none
   std::string html_file;  ///< empty: none
+  std::vector<std::string> beside;  ///< reports to compare with
   bool no_samples = false;  ///< true: the document has no single steps
 
   std::string stage_dir;
@@ -52,6 +54,10 @@ struct Settings {
 
   /// True if the user named stages, launchers or backends: then all runs repeat equally often.
   bool by_name() const { return !stages.empty() || !launchers.empty() || !backends.empty(); }
+  /// True if stages take part: without --program, and beside it where they are asked for.
+  bool with_stages() const {
+    return programs.empty() || !stages.empty() || !models.empty() || !peers.empty();
+  }
   bool on_cpu() const { return device == "cpu"; }  ///< once make_plan() has replaced "auto"
   int most_repetitions() const { return repetitions.value_or(quick ? 1 : full ? 15 : 6); }
 };

@@ -1,9 +1,12 @@
 #include "bench/statistics.hpp"
 
 #include <iterator>
+#include <limits>
 
 namespace ddp::bench {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Number of sorted means of pairs beyond each end of a 95 % interval: the largest sum that the
 /// positive signed ranks of `n` symmetric values do not exceed in at most 2.5 % of all cases.
@@ -64,6 +67,19 @@ std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios) {
     if (result->ci95) {
       result->ci95 = {std::exp(result->ci95->low), std::exp(result->ci95->high)};
     }
+  }
+  return result;
+}
+
+LossDifference compare_losses(const std::vector<double>& losses,
+                              const std::vector<double>& reference) {
+  LossDifference result;
+  const std::size_t steps = std::min({losses.size(), reference.size(), kComparedLosses});
+  for (std::size_t step = 0; step < steps && result.largest <= kLossTolerance; ++step) {
+    const double apart = std::abs(losses[step] / reference[step] - 1);
+    const bool is_equal = losses[step] == reference[step];  // also 0 and 0
+    result.step = step;
+    result.largest = std::max(result.largest, is_equal ? 0 : std::isnan(apart) ? kInfinity : apart);
   }
   return result;
 }

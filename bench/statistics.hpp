@@ -14,6 +14,10 @@ inline constexpr std::size_t kMinPairsForInterval = 6;
 /// Largest allowed difference between `moved` of two trainings, relative to the reference.
 inline constexpr double kParityTolerance = 1e-4;
 
+/// The same for the losses of the first steps.
+inline constexpr double kLossTolerance = 1e-5;
+inline constexpr std::size_t kComparedLosses = 20;
+
 /// Median and percentiles. Without samples, or with a sample that is not finite, only `n` is set.
 struct Distribution {
   std::optional<double> median;
@@ -46,6 +50,16 @@ std::optional<PairedEstimate> paired_difference(const std::vector<double>& diffe
 
 /// The same for ratios, by their logarithms; nothing for a ratio that is not a positive number.
 std::optional<PairedEstimate> paired_ratio(const std::vector<double>& ratios);
+
+/// The first losses of two trainings.
+struct LossDifference {
+  double largest = 0;  ///< relative to the second; infinite for a loss that is not a number
+  std::size_t step = 0;  ///< the first step that differs by more than kLossTolerance, else the last
+};
+/// Compares the first kComparedLosses steps: rounding grows with the steps.
+/// @param losses not empty, as `reference`
+LossDifference compare_losses(const std::vector<double>& losses,
+                              const std::vector<double>& reference);
 
 /// |moved - reference| <= kParityTolerance * |reference|; false if either is not a number.
 bool parity_holds(double moved, double reference);

@@ -41,7 +41,7 @@ std::vector<int> watched_signals() {
 class RankProcesses {
  public:
   RankProcesses(const std::string& program, const std::vector<std::string>& argv, int world_size,
-                const std::vector<int>& held_signals)
+                const std::vector<int>& held_signals, const std::string& file)
       : program_(program) {
     std::cout << std::flush;
     const NamesOfNumbers& names = kSpawnLauncher.numbers;
@@ -58,7 +58,8 @@ class RankProcesses {
     };
     leave_openmp_place();
     ChildOptions options;
-    options.program = std::filesystem::read_symlink("/proc/self/exe");
+    options.program =
+        file.empty() ? std::filesystem::read_symlink("/proc/self/exe").string() : file;
     options.parent_death_signal = SIGKILL;
     options.signal_mask = signals_.original();
     for (const int signal : held_signals) {
@@ -193,8 +194,8 @@ int processes_to_start(const DeviceOptions& options) {
 }  // namespace
 
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
-                const std::vector<int>& held_signals) {
-  return RankProcesses(program, argv, world_size, held_signals).wait();
+                const std::vector<int>& held_signals, const std::string& file) {
+  return RankProcesses(program, argv, world_size, held_signals, file).wait();
 }
 
 int spawn(int argc, char** argv, const TrainFunction& train, const ExtraOptions& extra) {

@@ -18,8 +18,9 @@ int spawn(int argc, char** argv, const TrainFunction& train, const ExtraOptions&
 /// thread exists.
 /// @param program name in front of messages
 /// @param held_signals signals that are blocked when a rank begins
+/// @param file another program to start in its place
 /// @return the exit code, as spawn() @throws TransientError if a process cannot be started
 int start_ranks(const std::string& program, const std::vector<std::string>& argv, int world_size,
-                const std::vector<int>& held_signals = {});
+                const std::vector<int>& held_signals = {}, const std::string& file = "");
 
 }  // namespace ddp

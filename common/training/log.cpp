@@ -309,13 +309,7 @@ void Log::write_summary() const {
       {"peak_device_mib",
        device_.is_cpu() ? std::vector<double>() : by_rank(&RankReport::peak_device_mib)},
       {"startup_ms", by_rank(&RankReport::startup_ms)},
-      {"first_step_unix_ms", nullptr},
   };
-  if (const auto first_end = clock_.first_step_end()) {
-    fields["first_step_unix_ms"] =
-        std::chrono::duration_cast<std::chrono::milliseconds>(first_end->time_since_epoch())
-            .count();
-  }
   for (const Setting& setting : options_.settings) {
     if (!setting.reported.empty()) {
       const ordered_json value = ordered_json::parse(setting.text, nullptr, /*exceptions=*/false);

@@ -4,6 +4,7 @@
 usage: bench_test.py FOLDER_OF_PROGRAMS GOOGLE_COMPARE [unittest options]     GOOGLE_COMPARE: Google Benchmark's compare.py
 """
 
+import gzip
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import unittest
 
@@ -90,7 +92,7 @@ class Measuring(Fakes):
         self.assertEqual(scaling["schema_version"], 3)
         self.assertFalse(scaling["partial"])
         run = run_of(scaling, "03_ddp_spawn", 2)
-        self.assertEqual(run["parity"], {"moved": 0.5, "reference_moved": 0.5, "ok": True})
+        self.assertEqual([run["parity"][name] for name in ("moved", "reference_moved", "ok")], [0.5, 0.5, True])
         self.assertEqual(len(run["repetitions"]), 6)
         for repetition in run["repetitions"]:
             self.assertEqual(len(repetition["samples_ms"]), 20)
@@ -150,7 +152,7 @@ class Measuring(Fakes):
         self.assertNotEqual(orders[0], orders[2])
 
     def test_strong_scaling_keeps_the_global_batch(self):
-        scaling = self.measure(*SMALL, "--scaling", "weak,strong", "--repetitions", "1")
+        scaling = self.measure(*SMALL, "--scaling", "weak,strong", "--repetitions", "2")
         batches = {(run["scaling"], run["world_size"] * run["threads"]): run["global_batch"] for run in scaling["runs"]}
         self.assertEqual(batches, {("weak", 1): 32, ("weak", 2): 64, ("strong", 1): 64, ("strong", 2): 64})
         speedup = run_of(scaling, "03_ddp_spawn", 2, scaling="strong")["speedup"]
@@ -233,6 +235,108 @@ class Measuring(Fakes):
         self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
         (self.peers / "no_network").touch()
         self.assertIn("no network", self.run_bench(*SMALL, "--peers", "jax").stderr)
+
+
+class Programs(Fakes):
+    """Programs of the user's, started by bench itself on one and two ranks."""
+
+    LOG = """
+        import json, os, sys, time
+        rank, ranks, samples = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] and os.environ["MASTER_PORT"].isdigit() and os.environ["OMP_NUM_THREADS"] == "1"
+        loss = lambda step: 1 / (1 + step)
+        more = {}
+        exec(sys.argv[2] if len(sys.argv) > 2 else "")
+        begin = time.monotonic_ns()
+        rows = [{"rank": rank, "step": step, "step_ms": 2.0, "end_ns": begin + step * 2_000_000, "loss": loss(step), "samples": samples, **more}
+                for step in range(50)]
+        with open(os.environ["DDP_METRICS"], "a") as file:
+            file.write("".join(json.dumps({key: value for key, value in row.items() if value != ""}) + "\\n" for row in rows))"""
+
+    def programs(self, *commands, code=0, options=()):
+        """@return the runs of each program by ranks"""
+        self.write("train.py", textwrap.dedent(self.LOG))
+        words = [word for command in commands for word in ("--program", command)]
+        self.scaling = self.measure(*words, "--world-sizes", "2", "--launchers", "spawn", "--repetitions", "2", *options, code=code)
+        return [{run["world_size"]: run for run in self.scaling["runs"] if run["model"] == f"P{i + 1}" and run["kind"] == "program"}
+                for i in range(len(commands))]
+
+    def test_speeds_and_losses(self):
+        weak, strong, named, bare = self.programs(
+            "python3 train.py 32", "python3 train.py $((64 / $WORLD_SIZE))", "python3 train.py $((32 * {ranks} / $WORLD_SIZE))",
+            "python3 train.py 32 'more = dict(loss=\"\", samples=\"\", end_ns=\"\")'")
+        self.assertEqual([run["stage"] for run in self.scaling["runs"]], ["train.py"] * len(self.scaling["runs"]))  # and no stage
+        self.assertEqual([len(run["repetitions"]) for run in weak.values()], [2, 2])
+        self.assertEqual([len(each["samples_ms"]) for each in weak[1]["repetitions"]], [30, 30])  # without warm-up
+        self.assertEqual([(run[2]["global_batch"], run[2]["speedup"], run[2]["parity"]["ok"]) for run in (weak, strong, named, bare)],
+                         [(64, 2, None), (64, 1, True), (64, 2, True), (None, 2, None)])
+        self.assertEqual((weak[2]["samples_per_second"], bare[2]["samples_per_second"]), (32000, None))
+        self.assertEqual((weak[2]["efficiency"], weak[2]["step_ms"]["median"], weak[2]["parity"]["loss_difference"]), (1, 2, None))
+        self.assertEqual(weak[2]["command"], "python3 train.py 32")
+        self.assertTrue(0 < weak[2]["startup_ms"] < 60000)
+        self.assertIn("Nobody checked what was trained: on P1 2 ranks take 64 samples in a step, one process 32;\n"
+                      "on P4 train.py logs no losses.", [one["text"] for one in self.scaling["sentences"]])
+        self.assertEqual({run["kind"] for run in self.scaling["runs"]}, {"program", "control"})
+        shared = self.programs("python3 train.py 8 'more = dict(samples=\"\")'", options=["--scaling", "strong", "--steps", "10"])[0][2]
+        self.assertEqual((shared["speedup"], shared["parity"]["ok"], len(shared["repetitions"][0]["samples_ms"])), (1, True, 10))
+
+    def test_ranks_that_train_otherwise_have_no_speed(self):
+        half = "$((64 / $WORLD_SIZE))"
+        for change, error in (("loss = lambda step: 1 / (1 + step) * (1 + 2e-5 * ranks * (step == 7))", "loss 0.125005 in step 7, with one process 0.1250025"),
+                              ("loss = lambda step: None if ranks > 1 and step > 3 else 1", "loss nan in step 4, with one process 1"),
+                              ("rank and sys.exit(0)", "got 1 rows for step 0, expected 2"), ("ranks > 1 and sys.exit(0)", None)):
+            run = self.programs(f"python3 train.py {half} '{change}'", code=1 if error else 0)[0][2]
+            self.assertIn(error or "None", str(run["error"]))
+            self.assertIsNone(run["speedup"])
+
+    def test_programs_that_say_nothing_crash_hang_or_talk(self):
+        self.write("a b.py", """import sys; sys.argv[1:] == ["it's", 'a "b"'] or sys.exit(3)""")
+        self.write("talk.py", "for i in range(1_000_000): print('line', i)")
+        self.write("crash.py", "import os, time\nif os.environ['RANK'] == '1': raise ValueError('boom')\ntime.sleep(60)")
+        self.write("hang.py", "import os, time\nif os.environ['RANK'] == '1': time.sleep(54321)")
+        runs = self.programs("python3 'a b.py' \"it's\" 'a \"b\"'", "python3 talk.py")
+        self.assertEqual([run[2]["timed"] for run in runs], ["run", "run"])
+        self.assertEqual([run[2]["parity"]["ok"] for run in runs], [None, None])
+        self.assertGreater(runs[1][2]["step_ms"]["median"], 100)
+        self.assertEqual(runs[0][1]["stage"], "a b.py")
+        self.assertIn("whole runs", self.err)
+        crash, hang, quote = self.programs("python3 crash.py", "python3 hang.py", "python3 'x", code=1, options=["--timeout", "8"])
+        self.assertEqual(crash[2]["error"], "exit code 1: rank 1: ValueError: boom")
+        self.assertRegex(hang[2]["error"], "^still running after [89] s$")
+        self.assertIn("P2/weak/hang.py/spawn/ranks:2: still running", self.err)
+        self.assertIsNone(hang[1]["error"])
+        self.assertIn("Syntax error", quote[1]["error"])
+        self.assertEqual(subprocess.run(["pgrep", "-f", "hang.py$"], capture_output=True).stdout, b"")
+
+    def test_its_launchers_and_what_is_printed_before(self):
+        for name in "torchrun", "mpirun":
+            self.install(self.path / name)
+        self.environment["OMP_NUM_THREADS"] = "3"
+        plan = self.run_bench("--program", "python3 train.py --ranks {ranks}", "--world-sizes", "1,2", "--dry-run").stdout
+        rows = [line.split()[1:6] for line in plan.splitlines() if line.startswith("program ")]
+        self.assertEqual(rows, [["train.py", launcher, "none", ranks, "3"] for launcher in ("spawn", "torchrun", "mpirun") for ranks in "12"])
+        self.assertRegex(plan, r"P1/weak/train.py/mpirun/threads:3/ranks:2: DDP_METRICS=FOLDER/metrics.jsonl .* --bind-to none .* -np 2 /bin/sh -c "
+                               r"'export RANK=\$OMPI_COMM_WORLD_RANK LOCAL_RANK=\$OMPI_COMM_WORLD_LOCAL_RANK; .*; python3 train.py --ranks 2'")
+        self.assertIn("01_single_gpu", self.run_bench("--program", "true", "--models", "T", "--dry-run").stdout)  # beside the stages
+        self.assertIn("expected one beside --program", self.refused("--program", "true", "--scaling", "weak,strong"))
+
+    def test_reports_beside_it(self):
+        self.measure(*SMALL, "--repetitions", "2")
+        other = self.document
+        with gzip.open(self.folder / "a.json.gz", "wt") as file:
+            json.dump(other, file)
+        run_of(other["ddp_scaling"], "03_ddp_spawn", 2)["speedup"] = 1.75
+        self.write("b.json", json.dumps(other))
+        scaling = self.measure(*SMALL, "--repetitions", "2", "--beside", "a.json.gz", "b.json")
+        elsewhere = run_of(scaling, "03_ddp_spawn", 2)["elsewhere"]
+        self.assertEqual([(one["report"], round(one["speedup"], 2)) for one in elsewhere], [("a.json.gz", 1.6), ("b.json", 1.75)])
+        self.assertRegex(self.err, r" 03_ddp_spawn +spawn +shm .* 1.60-1.75 of 2\n")
+        whole = (self.folder / "a.json.gz").read_bytes()
+        for name, content in (("cut.gz", whole[:len(whole) // 2]), ("other.json", b'{"benchmarks": []}'), ("old.json", b'{"ddp_scaling": {"schema_version": 2}}'),
+                              ("text", b"no report"), ("list.json", b'[{"ddp_scaling": 1}]')):
+            (self.folder / name).write_bytes(content)
+            self.assertIn(f'--beside: got "{name}", expected a report of bench', self.refused("--beside", "b.json", name))
+        self.assertIn('"/no/such"', self.refused("--beside", "/no/such"))
 
 
 class Failing(Fakes):

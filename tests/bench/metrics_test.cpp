@@ -14,7 +14,7 @@ namespace {
 constexpr double kBootNs = 4e16;  // steady clock of a host that has run for more than a year
 
 constexpr const char* kSummary =
-    R"({"summary":{"global_batch":64,"moved":0.5,"peak_rss_mib":[100,50.5],"first_step_unix_ms":7}})"
+    R"({"summary":{"global_batch":64,"moved":0.5,"peak_rss_mib":[100,50.5]}})"
     "\n";
 
 std::string row(int rank, int step, double end_ms, double step_ms) {
@@ -41,11 +41,11 @@ TEST_CASE("One rank's steps are the job's, and the summary says what they were f
   check_steps(metrics, {2, 3.1});
   CHECK(metrics.global_batch == 64);
   CHECK(metrics.moved == 0.5);
-  CHECK(metrics.first_step_unix_ms == 7);
+  CHECK(metrics.first_end_ns == std::int64_t(kBootNs + 10e6));
+  CHECK(metrics.has_summary);
   CHECK(metrics.peak_rss_mib == 150.5);
   // Weights that are no numbers are no error of the file.
-  const std::string nothing =
-      R"({"summary":{"global_batch":64,"moved":null,"peak_rss_mib":[],"first_step_unix_ms":7}})";
+  const std::string nothing = R"({"summary":{"global_batch":64,"moved":null,"peak_rss_mib":[]}})";
   CHECK(std::isnan(read(row(0, 0, 10, 2) + nothing + "\n", 1).moved));
 }
 
@@ -64,20 +64,46 @@ TEST_CASE("A step ends with the last rank and begins where the one before ended"
   check_steps(read(hosts + kSummary, 2, /*one_host=*/false), {2.5});
 }
 
+TEST_CASE("A program's rows need no summary, and say losses and samples if they can") {
+  const auto rows = [](const std::string& of_rank_0, const std::string& of_rank_1) {
+    return fmt::format(R"({{"rank":0,"step":0,"step_ms":2{}}})"
+                       "\n"
+                       R"({{"rank":1,"step":0,"step_ms":4{}}})"
+                       "\n",
+                       of_rank_0, of_rank_1);
+  };
+  const auto no_clock = read(rows("", ""), 2);
+  check_steps(no_clock, {3});  // the mean
+  CHECK_FALSE((no_clock.has_summary || no_clock.global_batch || no_clock.first_end_ns));
+  CHECK(no_clock.losses.empty());
+  check_steps(read(rows(R"(,"end_ns":9000000)", ""), 2), {3});
+  check_steps(read(rows(R"(,"end_ns":9000000)", R"(,"end_ns":9500000)"), 2), {4});
+  const auto all = read(rows(R"(,"loss":1,"samples":30)", R"(,"loss":4,"samples":10)"), 2);
+  CHECK(all.global_batch == 40);
+  CHECK(all.losses == std::vector{1.75});
+  CHECK(read(rows(R"(,"loss":1)", R"(,"loss":4)"), 2).losses == std::vector{2.5});
+  CHECK(read(rows(R"(,"loss":1)", ""), 2).losses.empty());  // a rank does not say it
+  CHECK(read(rows(R"(,"samples":9)", ""), 2).global_batch == std::nullopt);
+  // A rank without samples has no loss; one whose loss is no number has.
+  CHECK(read(rows(R"(,"loss":1,"samples":8)", R"(,"loss":null,"samples":0)"), 2).losses ==
+        std::vector{1.0});
+  CHECK(std::isnan(read(rows(R"(,"loss":1)", R"(,"loss":null)"), 2).losses.at(0)));
+  CHECK_FALSE(read(row(0, 0, 10, 2) + kSummary + row(0, 1, 12, 2), 1).has_summary);  // cut off
+}
+
 TEST_CASE("A damaged file is refused in one line") {
   const std::string good = row(0, 0, 10, 2) + row(0, 1, 12, 2);
   const std::pair<std::string, const char*> cases[] = {
-      {"", "cut off"},
-      {good, "cut off"},
+      {"", "no step was written"},
       {kSummary, "no step was written"},
-      {good + kSummary + good, "cut off"},
       {good + "{" + kSummary, "line 3 is malformed"},
       {"[]\n" + good + kSummary, "line 1 is malformed"},
       {good + row(0, 1, 14, 2) + kSummary, "got 2 rows for step 1, expected 1 for step 1"},
       {good + row(0, 3, 14, 2) + kSummary, "got 1 rows for step 3, expected 1 for step 2"},
       {row(0, 0, 10, 0) + kSummary, "step 0 did not end after the one before"},
       {good + row(0, 2, 11, 2) + kSummary, "did not end after the one before"},
-      {good + R"({"rank":0,"step":2,"step_ms":2})" + "\n" + kSummary, "line 3 is malformed"},
+      {good + R"({"rank":0,"step":2})" + "\n", "line 3 is malformed"},
+      {good + R"({"rank":0,"step":2,"step_ms":2,"loss":"low"})" + "\n", "line 3 is malformed"},
       {good + R"({"summary":{"moved":1}})" + "\n", "line 3 is malformed"},
   };
   for (const auto& [text, message] : cases) {

@@ -171,7 +171,7 @@ TEST_CASE("the sentences of a quiet report say all that it shows", "[sentences]"
   CHECK(*comparison(report, "best", "shm", "gloo").ratio == Approx(1.364).epsilon(0.01));
 }
 
-TEST_CASE("nothing is claimed without controls, or by less than they differed", "[sentences]") {
+TEST_CASE("nothing is claimed without controls", "[sentences]") {
   std::vector<Timed> runs = default_runs("M");
   int repetitions = 9;
   SECTION("without any") {
@@ -180,11 +180,8 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
   SECTION("without that of ranks") {
     runs.pop_back();
   }
-  SECTION("when one of them differs by more") {
-    runs.back().step_ms *= GENERATE(3.0, 0.3);
-  }
   SECTION("with too few repetitions") {
-    repetitions = GENERATE(1, 5);
+    repetitions = GENERATE(2, 5);
   }
   const Report report = make_report(runs, repetitions);
   CHECK(report.comparisons.size() > 8);
@@ -193,10 +190,106 @@ TEST_CASE("nothing is claimed without controls, or by less than they differed", 
              {{"fastest", "(not significantly faster than 01_single_gpu with 2 threads or 3 more)"},
               {"ranks", "whether 2 ranks over shm help cannot be told (1.8"},
               {"threads", "2 ranks over shm beat one process with 2 threads cannot be told (1.1"},
-              {"peers", "x* as fast as pytorch compiled over gloo (both over gloo: 1."},
-              {"controls", "on M "}});
+              {"peers", "x* as fast as pytorch compiled over gloo (both over gloo: 1."}});
   CHECK(*comparison(report, "peer", "gloo", "pytorch_compiled").ratio == Approx(1.1).epsilon(0.02));
   CHECK(std::ranges::count(report.sentences[3].text, '*') == 5);  // each ratio, and what it means
+  CHECK_FALSE(contains(report.sentences.back().text, "unknown"));
+}
+
+TEST_CASE("a ratio that equal commands may explain is said to be perhaps chance", "[sentences]") {
+  std::vector<Timed> runs = default_runs("M");
+  runs.back().step_ms *= GENERATE(3.0, 0.3);
+  const Report report = make_report(runs);
+  CHECK(std::ranges::none_of(report.comparisons, &Comparison::significant));
+  const Comparison& ranks = comparison(report, "baseline", "shm", "01");
+  CHECK(ranks.may_be_chance());
+  check_said(report, {{"ranks", fmt::format("on M 2 ranks over shm {:.2f}x, but equal commands "
+                                            "differed by {:.0f} %: may be chance.",
+                                            *ranks.ratio, 100 * (*ranks.equal_commands - 1))},
+                      {"threads", "2 ranks over shm against one process with 2 threads 1.1"}});
+}
+
+TEST_CASE("a single launch is compared with nothing, and marked", "[pair]") {
+  const Report quick = make_report(default_runs("M"), 1);
+  CHECK((quick.comparisons.empty() && quick.sentences.empty()));
+  const std::vector<std::string> lines = screen_of(quick);
+  CHECK(count_lines(lines, " 1 launch +- +ok$") == 9);
+  CHECK(count_lines(lines, "^Programs with 1 launch are compared with nothing") == 1);
+}
+
+TEST_CASE("a speed-up that is not the quotient of the columns is marked", "[screen]") {
+  Report report = make_report(default_runs("M"));
+  CHECK(*report.runs[3].quotient == Approx(4 * 2 / 4.4).epsilon(0.01));
+  CHECK(count_lines(screen_of(report), "~") == 0);
+  for (const double factor : {1.2, 0.8}) {
+    report.runs[3].quotient = *report.runs[3].speedup * factor;
+    CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm.* 1\\.8.~ \\(") == 1);
+    CHECK(count_lines(screen_of(report), "^~ from pairs of neighbouring launches") == 1);
+  }
+}
+
+TEST_CASE("speed-ups of other reports stand beside those of the same runs", "[screen]") {
+  Report report = make_report(default_runs("M"));
+  const std::string run = report.runs[3].name;
+  set_beside({{{run, {"a.json", 1.25, {}}}, {"other", {"a.json", 9, {}}}}}, report);
+  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* ok +1.25$") == 1);
+  set_beside({{{run, {"b.json", 1.5, {}}}}}, report);
+  CHECK(count_lines(screen_of(report), "^  program .* elsewhere$") == 1);
+  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* ok +1.25-1.50 of 2$") == 1);
+  CHECK(count_lines(screen_of(report), "^  02_data_parallel .* ok +-$") == 1);
+}
+
+TEST_CASE("a program of the user's is compared with its own single rank", "[pair]") {
+  std::vector<Timed> runs = made_up_runs(R"(
+      program  train.py  main  spawn     none  1x1  4
+      program  train.py  main  spawn     none  2x1  5
+      program  train.py  main  torchrun  none  1x1  4.4
+      control  train.py  main  spawn     none  1x1  4
+      control  train.py  main  spawn     none  2x1  5)",
+                                         "P1");
+  for (Timed& timed : runs) {
+    timed.run.command = "python train.py";
+    timed.run.parity = {};
+  }
+  runs[1].run.parity.unchecked = "train.py logs no losses";
+  const auto speedup_with = [&](auto change) {
+    std::vector<Timed> changed = runs;
+    std::ranges::for_each(changed, change);
+    return make_report(changed);
+  };
+  Report report = make_report(runs);
+  CHECK(*report.runs[1].speedup == Approx(1.6).epsilon(0.01));
+  check_said(report, {{"fastest", "on P1 train.py on 2 ranks."},
+                      {"ranks", "on P1 2 ranks help (1.6"},
+                      {"unchecked", "on P1 train.py logs no losses."},
+                      {"controls", "on P1 "}});
+  CHECK(count_lines(screen_of(report), "^P1: python train.py, 64 samples for each rank$") == 1);
+  CHECK(count_lines(screen_of(report), "^  train.py +torchrun +- +1 .* 0.91 .* 91% +-$") == 1);
+  report = speedup_with([](Timed& timed) { timed.run.global_batch = 64; });
+  CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
+  CHECK(count_lines(screen_of(report), "^P1: .*, 64 samples over all ranks$") == 1);
+  report = speedup_with([](Timed& timed) { timed.run.global_batch = {}; });
+  CHECK(*report.runs[1].speedup == Approx(1.6).epsilon(0.01));
+  CHECK(report.runs[1].samples_per_second == std::nullopt);
+  CHECK(count_lines(screen_of(report), "^P1: .*, weak scaling assumed, for it logs no samples$") ==
+        1);
+  report = speedup_with([](Timed& timed) {
+    timed.run.global_batch = {};
+    timed.run.scaling = "strong";
+  });
+  CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
+  report = speedup_with([](Timed& timed) {
+    timed.run.global_batch = {};
+    timed.run.timed = "run";
+  });
+  CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
+  CHECK(report.runs[1].step_ms.n == 9);
+  CHECK(count_lines(screen_of(report), "^P1: .*, whole runs, for it logs no steps$") == 1);
+  CHECK_FALSE(speedup_with([](Timed& timed) {
+                timed.run.timed = timed.run.world_size == 1 ? "run" : "step";
+              })
+                  .runs[1]
+                  .speedup);
 }
 
 TEST_CASE("a difference counts that is larger than those of equal commands", "[judge]") {
@@ -214,7 +307,7 @@ TEST_CASE("a difference counts that is larger than those of equal commands", "[j
   runs[9].step_ms *= 3;  // the control of one core
   CHECK_FALSE(comparison(make_report(runs), "baseline", "shm", "01").significant);
   check_said(report, {{"ranks", "on L whether 2 ranks over shm help cannot be told"}});
-  const std::regex noise(".*: on M [0-2]\\.. % with one core, 2[0-3]\\.. % with several;.*");
+  const std::regex noise(".*: on M [0-2]\\.. % with one core, 2[0-3] % with several; what .*");
   INFO(report.sentences.back().text);
   CHECK(std::regex_match(report.sentences.back().text, noise));
 }
@@ -232,11 +325,11 @@ TEST_CASE("with several models there are five sentences, and every number is a r
   }
   const Report report = make_report(runs);
   REQUIRE(report.sentences.size() == 5);
-  check_said(report, {{"fastest", "on T 01_single_gpu; on L strong 03_ddp_spawn"},
+  check_said(report, {{"fastest", "on T 01_single_gpu;\non L strong 03_ddp_spawn"},
                       {"ranks", "on T 2 ranks over shm do not help (0.6"},
                       {"ranks", "on L strong 2 ranks over shm help (1.8"},
                       {"threads", "on T one process with 2 threads is 1.4"},
-                      {"threads", "x as fast as 2 ranks over shm; on L"}});
+                      {"threads", "x as fast as 2 ranks over shm;\non L"}});
   CHECK(std::ranges::none_of(report.sentences, [](const auto& one) { return one.runs.empty(); }));
 }
 
@@ -246,7 +339,7 @@ TEST_CASE("our fastest run with a peer's cores and global batch stands beside it
   std::vector<Timed> runs = default_runs("M");
   for (Timed& timed : runs) {
     if (timed.run.kind == "stage" && timed.run.cores() == 2) {
-      timed.run.global_batch *= other == 1 ? 2 : 1;
+      timed.run.global_batch = *timed.run.global_batch * (other == 1 ? 2 : 1);
       timed.run.threads *= other == 2 ? 2 : 1;
     }
   }

@@ -1,0 +1,73 @@
+#include <zlib.h>
+
+#include <filesystem>
+
+#include "bench/report.hpp"
+#include "common/base/parse.hpp"
+
+namespace ddp::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Content of a file, which may be compressed by gzip.
+std::string read_compressed(const std::string& file) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);
+  std::string text;
+  std::array<char, 1 << 16> part{};
+  int got = 0;
+  while (in && (got = gzread(in.get(), part.data(), part.size())) > 0) {
+    text.append(part.data(), static_cast<std::size_t>(got));
+  }
+  if (!in || got < 0) {
+    throw std::runtime_error(in ? gzerror(in.get(), &got) : std::strerror(errno));
+  }
+  return text;
+}
+
+std::map<std::string, Elsewhere> read_speedups(const std::string& file) {
+  const Json document = Json::parse(read_compressed(file)).at("ddp_scaling");
+  if (document.at("schema_version") != kSchemaVersion) {
+    throw std::runtime_error("schema version " + document["schema_version"].dump());
+  }
+  std::map<std::string, Elsewhere> speedups;
+  for (const Json& run : document.at("runs")) {
+    const Json& ends = run.at("speedup_ci95");
+    if (run.at("kind") != "control" && run.at("error").is_null() && run.at("speedup").is_number()) {
+      speedups[run.at("name")] = {
+          .report = std::filesystem::path(file).filename(),
+          .speedup = run["speedup"],
+          .ci95 = ends.is_null() ? std::nullopt
+                                 : std::optional(Interval{.low = ends.at(0), .high = ends.at(1)})};
+    }
+  }
+  return speedups;
+}
+
+}  // namespace
+
+OtherReports read_reports(const std::vector<std::string>& files) {
+  OtherReports reports;
+  for (const std::string& file : files) {
+    try {
+      reports.push_back(read_speedups(file));
+    } catch (const std::exception& error) {  // nlohmann's, zlib's, or from here
+      refuse("--beside: got {}, expected a report of bench, schema version {} ({})", quote(file),
+             kSchemaVersion, printable(shorten(error.what())));
+    }
+  }
+  return reports;
+}
+
+void set_beside(const OtherReports& others, Report& report) {
+  for (Run& run : report.runs) {
+    for (const auto& speedups : others) {
+      if (const auto found = speedups.find(run.name);
+          found != speedups.end() && run.kind != "program") {
+        run.elsewhere.push_back(found->second);
+      }
+    }
+  }
+}
+
+}  // namespace ddp::bench
