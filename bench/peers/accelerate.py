@@ -37,14 +37,13 @@ def train(options, device, samples, model, log):
 
     for epoch in range(options.total_epochs):
         generator.manual_seed((options.seed + epoch) % 2**64)
-        log.begin_epoch(epoch)
+        log.begin()
         for share, (inputs, targets) in zip(step_shares(options), itertools.chain(loader, itertools.repeat(empty))):
             loss = loss_of(model(inputs), targets, share)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-            log.end_step(loss.detach(), share)
-        log.end_epoch()
+            log.step(loss, share)
 
 
 def run(options):

@@ -32,7 +32,7 @@ def train(options, device, samples, model, log):
         loader.set_epoch(epoch)
         if compiled:
             torch.compiler.set_stance("default")
-        log.begin_epoch(epoch)
+        log.begin()
         for inputs, targets, share in loader:
             if compiled and len(inputs) < options.batch_per_rank:  # an epoch's last batch, not worth a second compilation
                 torch.compiler.set_stance("force_eager")
@@ -40,8 +40,7 @@ def train(options, device, samples, model, log):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            log.end_step(loss.detach(), share)
-        log.end_epoch()
+            log.step(loss, share)
 
 
 def run(options):

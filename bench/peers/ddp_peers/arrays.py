@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .command_line import PeerError
+from .command_line import PeerError, UsageError
 from .processes import end_with
-from .step_log import StepLog
+from .report import PeerLog
 
 
 @dataclass
@@ -35,7 +35,9 @@ def _draw(options):
 
 def start_drawing(options):
     """Draws the Work with torch in another process, while this process imports its framework.
-    @return a future of the Work"""
+    @return a future of the Work @throws UsageError if a launcher has started several ranks"""
+    if options.rank is not None and options.processes > 1:
+        raise UsageError(f"WORLD_SIZE is {options.processes}, expected --nprocs: all replicas are in one process")
     with_torch = concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with, (os.getpid(),))
     work = with_torch.submit(_draw, options)
     with_torch.shutdown(wait=False)
@@ -44,15 +46,14 @@ def start_drawing(options):
 
 def train(options, work, make_batch, step):
     """@param make_batch called between epochs with a step's indices, when the other peers draw their samples
-    @param step called with what make_batch returns; returns the loss @return the StepLog"""
-    log = StepLog(options)
-    for epoch, order in enumerate(work.orders):
+    @param step called with what make_batch returns; returns the loss @return the PeerLog"""
+    log = PeerLog(options)
+    for order in work.orders:
         of_steps = np.split(order, range(options.global_batch, len(order), options.global_batch))
         batches = [(make_batch(samples), len(samples)) for samples in of_steps]
-        log.begin_epoch(epoch)
+        log.begin()
         for batch, share in batches:
-            log.end_step(step(*batch), share)
-        log.end_epoch()
+            log.step(step(*batch), share)
     return log
 
 
@@ -65,4 +66,4 @@ def report(log, work, copies):
             raise PeerError("the final weights of the replicas differ, expected the same in all")
     moved = sum(np.square(of_parameter[0].astype(np.float64) - initial).sum()
                 for of_parameter, initial in zip(copies, work.parameters))
-    log.report([log.of_rank()], sum(initial.size for initial in work.parameters), float(np.sqrt(moved)))
+    log.report(sum(initial.size for initial in work.parameters), float(np.sqrt(moved)))

@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(program, variants, devices):
     """@return the options of the command line by name (`processes` for --nprocs, `learning_rate` for --lr), and `program` and
-    `batch_per_rank` @throws UsageError"""
+    `batch_per_rank`, and `rank` if a launcher has started this process as one of several @throws UsageError"""
     parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Trains the stages' model on synthetic data as a peer of the C++ stages.",
                      epilog="variants:\n" + "".join(f"  {name:<10}{text}\n" for name, text in variants.items())
@@ -80,8 +80,8 @@ def parse(program, variants, devices):
     add("total_epochs", type=positive_integer, help="number of passes over the data")
     add("save_every", type=positive_integer, help="ignored: peers write no snapshots")
     add("--variant", choices=list(variants), default=next(iter(variants)), help="variant, see below (default: the first)")
-    add("--nprocs", type=positive_integer, default=1, dest="processes", metavar="N",
-        help="number of devices, each with its part of a batch (default 1)")
+    add("--nprocs", type=positive_integer, dest="processes", metavar="N",
+        help="number of devices, each with its part of a batch (default: a launcher's WORLD_SIZE, of which this is a rank, or 1)")
     add("--threads", type=positive_integer, default=1, metavar="N", help="CPU threads per device (default 1)")
     add("--global-batch", type=positive_integer, metavar="SAMPLES",
         help=f"samples per step over all devices (default {DEFAULT_BATCH_PER_RANK} per device)")
@@ -91,10 +91,14 @@ def parse(program, variants, devices):
     add("--seed", type=integer, default=42, metavar="N", help="seed of weights, data and order (default 42)")
     add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
     add("--backend", choices=("nccl", "gloo", "shm"), help="between processes (default: gloo, and nccl on GPUs)")
-    add("--metrics", metavar="FILE", help="file for a JSON line per rank and step, then the summary")
+    add("--metrics", metavar="FILE", default=os.environ.get("DDP_METRICS"),
+        help="file for a JSON line per rank and step, then the summary (default: DDP_METRICS)")
     options = parser.parse_args()
     options.program = program
     options.backend = options.backend or ("nccl" if options.device == "cuda" else "gloo")
+    launched = options.processes is None and {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    options.rank = int(os.environ["RANK"]) if launched else None
+    options.processes = options.processes or (int(os.environ["WORLD_SIZE"]) if launched else 1)
     options.global_batch = options.global_batch or DEFAULT_BATCH_PER_RANK * options.processes
     options.batch_per_rank, rest = divmod(options.global_batch, options.processes)
     if rest != 0:
@@ -120,6 +124,11 @@ def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
             except importlib.metadata.PackageNotFoundError:
                 raise UsageError(f"{sys.executable} has no {package}, expected the interpreter that "
                                  f"bench/peers/install.sh {program} prints") from None
+        if options.metrics and not options.rank:  # emptied before any rank appends to it
+            try:
+                open(options.metrics, "w").close()
+            except OSError as error:
+                raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), expected a writable file") from None
         # Read when torch and numpy are imported. A binding of this process would be that of all its ranks.
         for name in "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY":
             os.environ.pop(name, None)
