@@ -35,6 +35,7 @@ def peer(name, python=sys.executable):
 
 
 PYTORCH = peer("pytorch")
+TORCHRUN = [sys.executable, "-E", str(pathlib.Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc_per_node"]
 TIMEOUT_S = 480  # for a command, on a busy machine
 TOLERANCE = 1e-4
 GLOBAL_BATCH = 64
@@ -82,13 +83,13 @@ def is_close(ours, theirs):
 def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
     steps = summary["steps"]
     check(steps == stage["steps"] and summary["warmup_steps"] == min(20, steps // 2), "wrong number of steps")
-    check(sorted((row["rank"], row["step"], row["epoch"]) for row in rows)
-          == [(rank, step, step * summary["epochs"] // steps) for rank in range(ranks) for step in range(steps)], "not one row per rank and step")
+    check(sorted((row["rank"], row["step"]) for row in rows) == [(rank, step) for rank in range(ranks) for step in range(steps)],
+          "not one row per rank and step")
     for rank in range(ranks):
         own = sorted((row for row in rows if row["rank"] == rank), key=lambda row: row["step"])
         for before, row in zip(own, own[1:]):
             pause_ms = (row["end_ns"] - before["end_ns"]) / 1e6 - row["step_ms"]
-            check(abs(pause_ms) < 1e-3 if row["epoch"] == before["epoch"] else pause_ms > 0,
+            check(pause_ms > 0 if row["step"] % (steps // EPOCHS) == 0 else abs(pause_ms) < 1e-3,
                   f"step {row['step']} begins {pause_ms} ms after the end of the step before")
         check(0 < time.perf_counter_ns() - own[-1]["end_ns"] < TIMEOUT_S * 1e9, f"another clock: {own[-1]}")
     for row in rows:
@@ -105,25 +106,27 @@ def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
     check(is_close(summary["samples_per_second"], GLOBAL_BATCH / summary["step_ms"] * 1e3), "wrong samples_per_second")
     mib = summary["peak_rss_mib"]
     check(len(mib) == ranks and all(20 < value < 16 << 10 for value in mib), f"peak_rss_mib is {mib}, expected {ranks} numbers")
-    check(abs(time.time() - summary["first_step_unix_ms"] / 1e3) < TIMEOUT_S, "wrong first_step_unix_ms")
 
 
-def check_parity(program, variant, workload, processes, *options, chatty=False):
-    """@param chatty True if the framework itself writes notes to stderr"""
+def check_parity(program, variant, workload, processes, *options, chatty=False, launched=False):
+    """@param chatty True if the framework itself writes notes to stderr @param launched True if `program` starts the ranks"""
     of_steps, stage = stage_run(workload)
     ranks = 1 if variant in ("mirrored", "jit") else processes  # replicas are in one process
     with tempfile.TemporaryDirectory() as folder:
         own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
+        own += [] if launched else ["--nprocs", str(processes)]
+        metrics = {"DDP_METRICS": f"{folder}/metrics"} if launched else {}
         pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
         closed = [] if program is REDUCER else ["sh", "-c", 'exec "$@" >&- <&-', "sh"]
-        result = run(*closed, *program, *arguments(workload, folder), "--nprocs", str(processes), *own, *options, cwd=folder,
-                     env={**os.environ, "PYTHONPATH": folder, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python")})
+        result = run(*closed, *program, *arguments(workload, folder)[:-2 if metrics else None], *own, *options, cwd=folder,
+                     env={**os.environ, "PYTHONPATH": folder, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python"), **metrics})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
     difference = abs(summary["moved"] - stage["moved"]) / stage["moved"]
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
     check_metrics(rows, summary, stage, variant, processes, ranks, "shm" if "shm" in options else "gloo")
+    check(variant == "reducer" or sum(row["samples"] for row in rows) == EPOCHS * int(WORKLOADS[workload][3]), "wrong numbers of samples")
     for step, expected in enumerate(of_steps):
         mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
         check(is_close(mean, expected), f"step {step} has loss {mean}, expected {expected}")
@@ -157,18 +160,20 @@ def check_bad_arguments():
         check_one_line(run(*PYTORCH, *line.split(), env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
     check_one_line(run(*PYTORCH, "1", "1", "--backend", "shm", env=os.environ | {"DDP_PYTHON_DIR": "/"}), 2, "ddp_cpp", "--target ddp_python")
     check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"), 1, "No space left")
-    check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 --metrics /no/such/m >/dev/null"), 1, "--metrics: cannot write /no/such/m")
+    check_one_line(run(*PYTORCH, "1", "1", "--metrics", "/no/such/m"), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         check_one_line(run(*peer(name), "1", "1"), 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
     check_one_line(run(*peer("jax"), "1", "1", "--device", "cuda"), 2, "--device", "cuda", name="jax")
 
 
 def check_diverging_weights():
-    """Weights become NaN: exit code 1, one line, and no metrics."""
+    """Weights become NaN: exit code 1, one line, and no summary. What was in the file is gone."""
     with tempfile.TemporaryDirectory() as folder:
+        metrics = pathlib.Path(folder, "metrics")
+        metrics.write_text('{"summary": {}}')
         result = run(*PYTORCH, *arguments("T", folder), "--lr", "1e30")
         check_one_line(result, 1, "the weights moved by")
-        check(not os.path.exists(f"{folder}/metrics"), "metrics were written all the same")
+        check("summary" not in metrics.read_text(), "a summary was written all the same")
 
 
 UNEQUAL_RANKS = """
@@ -218,6 +223,51 @@ def check_unequal_weights():  # and ranks that are killed: run() waits until no 
                               (2, "rank 1 was killed"), (4, "the final weights of the replicas differ"), (0, ""), (3, "")):
             result = run(sys.executable, "-B", program, PEERS, *arguments("T", folder), "--nprocs", "2", "--seed", str(seed), timeout_s=120)
             check_one_line(result, 1, message, name="unequal") if message else check(result.returncode == -9, f"{seed}: {result}")
+
+
+STEP_LOG = """
+import os, sys, time
+from step_log import StepLog
+log = StepLog()
+for step in range(20_001):  # more than it keeps in memory
+    if step == 9:
+        time.sleep(1)
+        log.begin()
+    log.step(float("nan") if step == 8 else step, samples=4)
+os.fork() and os.wait()
+log.close()
+"""
+
+
+def check_step_log():
+    """Lines of ranks do not mix, each is written once, and the time before begin() does not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = sys.executable, "-B", "-c", STEP_LOG
+        env = {name: value for name, value in os.environ.items() if name != "DDP_METRICS"} | {"PYTHONPATH": str(SOURCE_DIR / "tools")}
+        result = run(*command, env=env, cwd=folder)
+        check((result.returncode, os.listdir(folder)) == (0, []), f"without a file: {result}")
+        ranks = [subprocess.Popen(command, env=env | {"RANK": rank, "DDP_METRICS": f"{folder}/log"}) for rank in "01"]
+        check([rank.wait(TIMEOUT_S) for rank in ranks] == [0, 0], "a rank failed")
+        rows = [json.loads(line) for line in open(f"{folder}/log")]
+    for rank in 0, 1:
+        own = [row for row in rows if row["rank"] == rank]
+        check([(row["step"], row["loss"], row["samples"]) for row in own] == [(step, None if step == 8 else step, 4) for step in range(20_001)],
+              "not each step once, in order")
+        check(own[9]["step_ms"] < 1000 < (own[9]["end_ns"] - own[8]["end_ns"]) / 1e6, f"begin() is not left out: {own[8:10]}")
+
+
+def check_your_program():
+    """The page's program has the same losses on one process and on two ranks."""
+    def losses(*command):
+        with tempfile.TemporaryDirectory() as folder:
+            result = run(*command, SOURCE_DIR / "docs/guides/your_program.py", "--global-batch", "64", "--epochs", "1",
+                         env=os.environ | {"DDP_METRICS": f"{folder}/log"})
+            check(result.returncode == 0, result.stderr)
+            rows = [json.loads(line) for line in open(f"{folder}/log")]
+        return [sum(row["loss"] * row["samples"] / 64 for row in rows if row["step"] == step) for step in range(20)]
+
+    for one, two in zip(losses(sys.executable, "-B"), losses(*TORCHRUN, "2")):
+        check(abs(one - two) <= 1e-5 * one, f"the losses are {one} and {two}")
 
 
 def check_install():
@@ -280,6 +330,9 @@ def project_cases():
     yield parity(PYTORCH, "tuned", "S", 2)
     yield from [parity(PYTORCH, "tuned", "S", 2, "--backend", "shm")] * (BIN_DIR.parent / "python").exists()  # else the test python_shm says why
     yield parity(PYTORCH, "tuned", "T", 1)
+    yield parity([*TORCHRUN, "2", PYTORCH[-1]], "tuned", "S", 2, chatty=True, launched=True)
+    yield "step_log.py", check_step_log
+    yield "your_program.py", check_your_program
     yield parity(REDUCER, "reducer", "T", 2, "--backend", "gloo")
     yield parity(REDUCER, "reducer", "S", 4, "--backend", "shm")
     yield "the weights diverge", check_diverging_weights
