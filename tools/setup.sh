@@ -24,11 +24,13 @@ case ${1:-all} in
     bench) ;;
     all)
         packages+=(
-            # test data, Catch2, Google Benchmark's compare.py, shellcheck for scripts, Node for the report's page
-            dataset-fashion-mnist catch2 libbenchmark-tools shellcheck nodejs
+            # test data, Catch2, Google Benchmark's compare.py, shellcheck for scripts
+            dataset-fashion-mnist catch2 libbenchmark-tools shellcheck
             # clusters of Slurm and HTCondor
             slurm-wlm debootstrap iproute2
         )
+        # A browser for the report's page, which Ubuntu has only as a snap.
+        ! grep -qsx ID=debian /etc/os-release || packages+=(chromium-headless-shell)
         requirements+=(tests/bench/requirements.txt)
         target=all tests=ON
         ;;
