@@ -8,7 +8,9 @@ std::optional<double> control_factor(const Report& report, const Run& run) {
     const Run* const control = comparison.kind == "control" ? report.find(comparison.a) : nullptr;
     if (control != nullptr && comparison.ci95 && same_work(*control, run) &&
         (control->cores() > 1) == (run.cores() > 1)) {
-      factor = std::max({factor.value_or(1), comparison.ci95->high, 1 / comparison.ci95->low});
+      const double far_end = std::max(comparison.ci95->high, 1 / comparison.ci95->low);
+      const double ratio = std::max(*comparison.ratio, 1 / *comparison.ratio);
+      factor = std::max(factor.value_or(1), std::sqrt(ratio * far_end));
     }
   }
   return factor;

@@ -42,9 +42,12 @@ OtherReports read_reports(const std::vector<std::string>& files);
 /// Fills `elsewhere` of the runs: models, commands and ranks are equal, and machines differ.
 void set_beside(const OtherReports& others, Report& report);
 
-/// Largest difference between equal commands, a factor >= 1: the farthest end of the intervals of
-/// controls with the same work. Runs on one core and on several are two kinds, because ranks that
-/// wait for each other are disturbed far more. @return nothing without an interval for this kind
+/// How far equal commands differed, a factor >= 1: the geometric mean of a control's ratio and the
+/// far end of its interval, and the largest of the controls with the same work. The far end alone
+/// leaves half of the differences unsaid that are four times the noise of a launch, and the ratio
+/// alone claims one that is not there in up to 8 % of reports.
+/// Runs on one core and on several are two kinds, because ranks that wait for each other are
+/// disturbed far more. @return nothing without an interval for this kind
 std::optional<double> control_factor(const Report& report, const Run& run);
 
 /// Sets `significant` in report.comparisons if the whole interval is farther from 1 than the

@@ -49,6 +49,8 @@ struct Counts {
   int claims = 0;  ///< claim any difference in a sentence
   int wrong_way = 0;  ///< call a run significantly faster that is slower or equal
   int found = 0;  ///< find that by_hand is slower than the fastest
+  int large = 0;  ///< have an effect of more than three times what equal commands differed by
+  int unsaid = 0;  ///< of those, do not find that by_hand is slower
   int missed_fastest = 0;  ///< name another run as the fastest and do not name the fastest with it
 };
 
@@ -104,9 +106,14 @@ Counts simulate(const World& world) {
       const int truth = is_slow(one.b) - is_slow(one.a);  // 1: a is faster
       return one.significant && truth != (*one.ratio > 1 ? 1 : -1);
     });
-    counts.found += any([](const Comparison& one) {
+    const int found = any([](const Comparison& one) {
       return one.significant && one.kind == "best" && contains(one.b, "by_hand");
     });
+    const auto equal_commands = control_factor(report, *report.find(fastest));
+    const bool is_large = std::log(world.effect) > 3 * std::log(equal_commands.value());
+    counts.found += found;
+    counts.large += is_large ? 1 : 0;
+    counts.unsaid += is_large ? 1 - found : 0;
     counts.claims += claims_anything(report) ? 1 : 0;
     const Sentence& first = report.sentences.front();
     counts.missed_fastest += std::ranges::find(first.runs, fastest) == first.runs.end() ? 1 : 0;
@@ -135,6 +142,16 @@ TEST_CASE("an effect of 5 % is found, and never called the other way round", "[s
   const bool is_quiet = world.noise < 0.05;
   CHECK((!is_quiet || counts.found > 0.8 * kReports));
   CHECK((!is_quiet || counts.claims > 0.8 * kReports));
+}
+
+TEST_CASE("an effect of three times what equal commands differ by is said", "[simulation]") {
+  World world = GENERATE(World{.effect = 1.05}, World{.effect = 1.3, .noise = 0.05},
+                         World{.effect = 1.3, .noise = 0.02, .drift = 0.02});
+  world.blocks = GENERATE(6, 9);
+  const Counts counts = simulate(world);
+  CAPTURE(world.noise, world.drift, world.blocks);
+  CHECK(counts.large > kReports / 10);
+  CHECK(counts.unsaid <= counts.large / 20);
 }
 
 }  // namespace
