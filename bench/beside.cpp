@@ -30,12 +30,16 @@ std::map<std::string, Elsewhere> read_speedups(const std::string& file) {
   if (document.at("schema_version") != kSchemaVersion) {
     throw std::runtime_error("schema version " + document["schema_version"].dump());
   }
+  const std::string machine =
+      fmt::format("{}, {} cores", document.at("machine").at("cpu_model").get<std::string>(),
+                  document["machine"].at("cores").get<int>());
   std::map<std::string, Elsewhere> speedups;
   for (const Json& run : document.at("runs")) {
     const Json& ends = run.at("speedup_ci95");
     if (run.at("kind") != "control" && run.at("error").is_null() && run.at("speedup").is_number()) {
       speedups[run.at("name")] = {
           .report = std::filesystem::path(file).filename(),
+          .machine = machine,
           .speedup = run["speedup"],
           .ci95 = ends.is_null() ? std::nullopt
                                  : std::optional(Interval{.low = ends.at(0), .high = ends.at(1)})};

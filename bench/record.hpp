@@ -77,10 +77,11 @@ DDP_JSON_FIELDS(Pieces, data, forward, backward, update, all_reduce)
 /// Speed-up of an equal run in another report, of --beside.
 struct Elsewhere {
   std::string report;  ///< the file's name
+  std::string machine;  ///< "AMD EPYC, 2 cores"
   double speedup = 0;
   std::optional<Interval> ci95;
 };
-DDP_JSON_FIELDS(Elsewhere, report, speedup, ci95)
+DDP_JSON_FIELDS(Elsewhere, report, machine, speedup, ci95)
 
 /// Row of the screen. With an error or without parity it has no speed.
 struct Run {

@@ -330,7 +330,7 @@ class Programs(Fakes):
         scaling = self.measure(*SMALL, "--repetitions", "2", "--beside", "a.json.gz", "b.json")
         elsewhere = run_of(scaling, "03_ddp_spawn", 2)["elsewhere"]
         self.assertEqual([(one["report"], round(one["speedup"], 2)) for one in elsewhere], [("a.json.gz", 1.6), ("b.json", 1.75)])
-        self.assertRegex(self.err, r" 03_ddp_spawn +spawn +shm .* 1.60-1.75 of 2\n")
+        self.assertRegex(self.err, r" 03_ddp_spawn +spawn +shm .* 1.60-1.75 of 2 ")
         whole = (self.folder / "a.json.gz").read_bytes()
         for name, content in (("cut.gz", whole[:len(whole) // 2]), ("other.json", b'{"benchmarks": []}'), ("old.json", b'{"ddp_scaling": {"schema_version": 2}}'),
                               ("text", b"no report"), ("list.json", b'[{"ddp_scaling": 1}]')):

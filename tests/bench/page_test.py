@@ -185,7 +185,7 @@ class Page(unittest.TestCase):
         once = {"timed": "run", "step_ms": {"median": 9000, "p10": None, "p90": None, "n": None}, "samples_per_second": None, "speedup": None,
                 "speedup_ci95": None, "quotient": None, "repetitions": known["repetitions"][:1], "world_size": 1}
         scaling["runs"] += [other, other | once]
-        known.update(quotient=1.6, beside=[{"report": f"{n}.json", "machine": "vm", "speedup": n, "speedup_ci95": None} for n in (2, 1.25)])
+        known.update(quotient=1.6, elsewhere=[{"report": f"{n}.json", "machine": "vm", "speedup": n, "ci95": None} for n in (2, 1.25)])
         drawn, _ = show(document)
         head, title, *rows = drawn["rows"]
         self.assertEqual([*title, drawn["first"], drawn["sentences"][0], head[9]], ["programs, weak scaling, cpu"] * 2 + ["one\ntwo", "elsewhere"])

@@ -231,12 +231,13 @@ TEST_CASE("a speed-up that is not the quotient of the columns is marked", "[scre
 TEST_CASE("speed-ups of other reports stand beside those of the same runs", "[screen]") {
   Report report = make_report(default_runs("M"));
   const std::string run = report.runs[3].name;
-  set_beside({{{run, {"a.json", 1.25, {}}}, {"other", {"a.json", 9, {}}}}}, report);
-  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* ok +1.25$") == 1);
-  set_beside({{{run, {"b.json", 1.5, {}}}}}, report);
-  CHECK(count_lines(screen_of(report), "^  program .* elsewhere$") == 1);
-  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* ok +1.25-1.50 of 2$") == 1);
-  CHECK(count_lines(screen_of(report), "^  02_data_parallel .* ok +-$") == 1);
+  set_beside({{{run, {"a.json", "", 1.25, {}}}, {"other", {"a.json", "", 9, {}}}}}, report);
+  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* +1.25 +91% +ok$") == 1);
+  set_beside({{{run, {"b.json", "", 1.5, {}}}}}, report);
+  CHECK(count_lines(screen_of(report), "^  program .* elsewhere eff. parity$") == 1);
+  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn +spawn +shm .* 1.25-1.50 of 2 +91% +ok$") ==
+        1);
+  CHECK(count_lines(screen_of(report), "^  02_data_parallel .* - +7.% +ok$") == 1);
 }
 
 TEST_CASE("a program of the user's is compared with its own single rank", "[pair]") {
