@@ -139,44 +139,38 @@ void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome referen
     run.error = "interrupted before its losses were compared";
     return;
   }
-  if (!own.error.empty() || !reference.error.empty()) {
-    set_error(run, own.error.empty() ? "no reference: " + reference.error : own.error, session);
+  if (!own.error.empty()) {
+    set_error(run, own.error, session);
     return;
   }
-  if (own.metrics.losses.empty()) {
-    run.parity.unchecked =
-        fmt::format("{} logs no {}", run.stage,
-                    run.timed == "run" ? "steps, so these are whole runs" : "losses");
-    return;
-  }
-  if (batch(own) && batch(own) != batch(reference) &&
+  if (batch(own) && reference.error.empty() && batch(own) != batch(reference) &&
       run.command->find("{ranks}") != std::string::npos) {
     PlannedRun same_batch = one;  // as "--global-batch $((32 * {ranks}))" wants it
     same_batch.named_ranks = planned.named_ranks;
     reference = run_once(same_batch, {}, plan, session);
   }
-  const bool is_unknown = !batch(own) && run.scaling == "weak" && run.world_size > 1;
-  if (is_unknown || batch(own) != batch(reference)) {
-    run.parity.unchecked =
-        is_unknown
-            ? run.stage + " logs no samples, so that its batches may differ"
-            : fmt::format("{} ranks take {} samples in a step, one process {}", run.world_size,
-                          batch(own).value_or(0), batch(reference).value_or(0));
-    return;
-  }
-  if (reference.metrics.losses.empty()) {
-    run.parity.unchecked = "one process logs no losses";
-    return;
-  }
-  const LossDifference difference = compare_losses(own.metrics.losses, reference.metrics.losses);
-  run.parity.loss_difference = difference.largest;
-  run.parity.ok = difference.largest <= kLossTolerance;
-  if (!*run.parity.ok) {
-    set_error(run,
-              fmt::format("parity: loss {:.7g} in step {}, with one process {:.7g}",
-                          own.metrics.losses.at(difference.step), difference.step,
-                          reference.metrics.losses.at(difference.step)),
-              session);
+  std::string& unchecked = run.parity.unchecked.emplace();
+  if (own.metrics.losses.empty()) {
+    unchecked = fmt::format("{} logs no {}", run.stage,
+                            run.timed == "run" ? "steps, so these are whole runs" : "losses");
+  } else if (!reference.error.empty()) {
+    unchecked = "one process failed";
+  } else if (!batch(own) && run.scaling == "weak" && run.world_size > 1) {
+    unchecked = run.stage + " logs no samples, so that its batches may differ";
+  } else if (batch(own) != batch(reference)) {
+    unchecked = fmt::format("{} ranks take {} samples in a step, one process {}", run.world_size,
+                            batch(own).value_or(0), batch(reference).value_or(0));
+  } else if (reference.metrics.losses.empty()) {
+    unchecked = "one process logs no losses";
+  } else {
+    const auto [largest, step] = compare_losses(own.metrics.losses, reference.metrics.losses);
+    run.parity = {.loss_difference = largest, .ok = largest <= kLossTolerance};
+    if (!*run.parity.ok) {
+      set_error(run,
+                fmt::format("parity: loss {:.7g} in step {}, with one process {:.7g}",
+                            own.metrics.losses[step], step, reference.metrics.losses[step]),
+                session);
+    }
   }
 }
 
