@@ -7,14 +7,15 @@
 A table stands below a marker `<!-- table: KIND [ARGUMENT] [results/FILE] -->`, up to the next blank line. KIND:
 
     scaling T,M[:NAME,NAME,...]     programs (default: all) with these models, on all cores: step, speed-up over stage 01, efficiency
-    pays M,L:NAME,NAME,...          stages and frameworks on all cores: step and speed-up, two columns for each of these models
-    pieces MODEL        where a step of the stages' main programs goes, and the step's bare matrix products
+    pays M,L:NAME,NAME,...          programs and frameworks on all cores: step and speed-up, two columns for each of these models
+    pieces MODEL        where a step of the main programs of stages 01 and 03 goes, and the step's bare matrix products
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
     origin              where, from which commit and by which command it was measured
-    columns             the numbers of a run: the fields of bench/columns.list and what they mean
+    columns             the numbers of a run: the fields of bench/columns.list, what they mean and how they are computed
+    normal              of each report in results/: the efficiency of 03_ddp_spawn, date and command
 
-Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals.
+Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals. `~`: see marked().
 """
 
 import gzip
@@ -26,8 +27,8 @@ import textwrap
 from pages import ROOT, rewrite, table_rows
 
 TABLE = re.compile(r"(<!-- table: (\w+)(?: (?!results/)(\S+))?(?: (results/\S+))? -->\n)(.*?)(?=\n\n|\Z)", re.DOTALL)
-COLUMNS = {keys.split(",")[0]: (keys.split(","), title if unit == "-" else f"{title}, {unit}", title, meaning)
-           for keys, title, unit, *_, meaning in table_rows("bench/columns.list")}
+COLUMNS = {keys.split(",")[0]: (keys.split(","), title if unit == "-" else f"{title}, {unit}", title)
+           for keys, title, unit, *_ in table_rows("bench/columns.list")}
 PIECES = [key for key in COLUMNS if key.startswith("pieces_ms.")]
 
 
@@ -60,9 +61,21 @@ def value_of(run, key):
     return run
 
 
+def marked(value, quotient, interval=None):
+    """A ratio, as bench shows it: `~` where it is not the quotient that readers compute from the columns. @param quotient None: not known"""
+    number, *rest = show(value, interval).split(" ", 1)
+    return " ".join([number + ("" if 1 / 1.1 <= (quotient or value) / value <= 1.1 else "~"), *rest])
+
+
+def speedup_of(run, interval=None):
+    alone = "1 launch" if len(run.get("repetitions", ())) == 1 else "-"
+    return alone if run["speedup"] is None else marked(run["speedup"], run.get("quotient"), interval)
+
+
 def shown(run, *columns):
     """The run's numbers in these columns, with their intervals."""
-    return [show(*(value_of(run, key) for key in COLUMNS[column][0][:2])) for column in columns]
+    return [speedup_of(run, run["speedup_ci95"]) if column == "speedup" else show(*(value_of(run, key) for key in COLUMNS[column][0][:2]))
+            for column in columns]
 
 
 def heads(*columns):
@@ -97,11 +110,11 @@ def scaling(report, argument):
 
 def pays(report, argument):
     rows, (models, _, programs) = {}, argument.partition(":")
-    for run in (run for run in runs_of(report) if run["stage"] in programs.split(",")):
-        rows.setdefault((name_of(run), ranks_of(run), transport_of(run)), {})[run["model"]] = run
-    columns = [(model, column) for model in models.split(",") for column in ("step_ms.median", "speedup")]
-    return table(["program", "ranks", "transport", *(f"{model}: {COLUMNS[column][1]}" for model, column in columns)], [
-        [*key, *(value_of(found[model], column) for model, column in columns)]
+    for run in runs_of(report):
+        if (run["stage"] if run["kind"] == "peer" else name_of(run)) in programs.split(",") and (run["world_size"] * run["threads"] > 1 or "01" in run["stage"]):
+            rows.setdefault((name_of(run), ranks_of(run), transport_of(run)), {})[run["model"]] = run
+    return table(["program", "ranks", "transport", *(f"{model}: {head}" for model in models.split(",") for head in heads("step_ms.median", "speedup"))], [
+        [*key, *(cell for model in models.split(",") for cell in (value_of(found[model], "step_ms.median"), speedup_of(found[model])))]
         for key, found in rows.items() if all(model in found for model in models.split(","))])
 
 
@@ -111,7 +124,7 @@ def pieces(report, model):
         [f"{run['model']}: {name_of(run)}" + (f", {run['backend']}" if run["backend"] != "none" else ""), ranks_of(run), *shown(run, *PIECES),
          sum(value_of(run, piece) or 0 for piece in PIECES), *shown(run, *columns)]
         for run in runs_of(report, kind="stage", variant="main", model=model)
-        if run["pieces_ms"]["forward"] is not None and (run["world_size"] > 1 or "01" in run["stage"])])
+        if run["pieces_ms"]["forward"] is not None and run["launcher"] in ("none", "spawn") and (run["world_size"] > 1 or "01" in run["stage"])])
 
 
 def peers(report, model):
@@ -120,12 +133,14 @@ def peers(report, model):
         if comparison["kind"] == "peer" and comparison["b"] in named and model in (None, named[comparison["b"]]["model"]):
             ours, peer = named[comparison["a"]], named[comparison["b"]]
             rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), *shown(peer, *columns),
-                         f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", *shown(ours, columns[0]), show(comparison["ratio"], comparison["ci95"])])
+                         f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", *shown(ours, columns[0]),
+                         marked(comparison["ratio"], value_of(peer, columns[0]) / value_of(ours, columns[0]), comparison["ci95"])])
     return table(["framework", "ranks", "transport", *heads(*columns), "ours", *heads(columns[0]), "our speed / its"], rows)
 
 
 def columns(_report, _argument):
-    return table(["number", "meaning"], [[", ".join(f"`{key}`" for key in keys), meaning] for keys, _, _, meaning in COLUMNS.values() if meaning != "-"])
+    return table(["number", "unit", "meaning", "formula"], [[f"`{keys.replace(',', '`, `')}`", unit, meaning, formula if formula == "-" else f"`{formula}`"]
+                                                            for keys, _, unit, *_, meaning, formula in table_rows("bench/columns.list")])
 
 
 def origin(report, _):
@@ -135,7 +150,23 @@ def origin(report, _):
         f"up to {settings['repetitions']} launches of each program: `{settings['command']}`", 100, break_long_words=False, break_on_hyphens=False)
 
 
-KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, origin, columns)}
+def normal(_report, _argument):
+    rows, models = [], ("M", "L")
+    for file in sorted((ROOT / "results").glob("*.json.gz")):
+        report, found = load(file), {}
+        for run in runs_of(report, stage="03_ddp_spawn", variant="main"):
+            if run["world_size"] > 1 and run["model"] in models:
+                found.setdefault((run["world_size"], transport_of(run)), {})[run["model"]] = run
+        command = "`" + report["settings"]["command"].replace("|", r"\|") + "`"
+        for (ranks, transport), runs in found.items():
+            rows.append([", ".join([report["machine"]["cpu_model"], f"{report['machine']['cores']} cores", *report["machine"]["gpus"]]), ranks, transport, *(
+                show(run["efficiency"], [end / ranks for end in run["speedup_ci95"] or []]) if (run := runs.get(model)) else "-" for model in models),
+                next(iter(runs.values()))["repetitions"][0]["started"][:10], report["software"]["libtorch"], command])
+            command = "as above"
+    return table(["machine", "ranks", "transport", *(f"{model}: efficiency" for model in models), "date", "LibTorch", "command"], rows)
+
+
+KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, origin, columns, normal)}
 
 
 def update_page(page, text):

@@ -2,6 +2,7 @@
 """The scripts that keep the pages true see what is false: tools/pages.py, tools/stage_diffs.py, tools/tables.py."""
 
 import contextlib
+import gzip
 import io
 import json
 import pathlib
@@ -140,26 +141,29 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
             "model": "M", "scaling": "weak", "world_size": ranks, "threads": 1, "global_batch": 64 * ranks, "error": None, "parity": {"ok": True},
             "step_ms": {"median": step_ms}, "samples_per_second": 64e3 * ranks / step_ms, "speedup": 1.5, "speedup_ci95": [1.25, 1.75],
             "efficiency": 0.75, "pieces_ms": {key.partition(".")[2]: 0.5 for key in tables.PIECES}, "exposed_comm_ms": 0.1, "exposed_comm_ci95_ms": None,
-            "limit_ms": 1.5, "peak_rss_mib": 130.0, "lines_of_code": 34, **fields}
+            "limit_ms": 1.5, "peak_rss_mib": 130.0, "lines_of_code": 34,
+            "repetitions": [{"started": "2026-11-30T01:02:03Z"}], **fields}
 
 
 class Tables(TemporaryTree):
-    MARKERS = ("scaling T,M", "pieces M", "peers", "pays T,M:03_ddp_spawn", "origin")
+    MARKERS = ("scaling T,M", "pieces M", "peers", "pays T,M:03_ddp_spawn,05_multinode", "origin", "normal")
 
     def setUp(self):
         super().setUp()
         stages = [run(name, ranks, 3.0, variant=variant, model=model) for model in "TM" for name, ranks, variant in
                   (("01_single_gpu", 1, "main"), ("03_ddp_spawn", 2, "main"), ("03_ddp_spawn", 2, "by_hand"))]
-        failed = [run("05_multinode", 2, 3.0) | wrong for wrong in ({"parity": {"ok": False}}, {"error": "killed"}, {"step_ms": {"median": None}})]
+        stages += [run("05_multinode", 2, 3.0, model="M", quotient=1.7), run("05_multinode", 2, 3.0, model="T", speedup=None, speedup_ci95=None)]
+        failed = [run("05_multinode", 2, 3.0) | wrong | {"stage": "04_ddp_launcher"} for wrong in ({"parity": {"ok": False}}, {"error": "killed"}, {"step_ms": {"median": None}})]
         peer = run("jax", 2, 2.0, kind="peer", variant="jit", backend="none")
         self.report = {"schema_version": 3, "partial": False, "runs": [*stages, run("03_ddp_spawn", 1, 3.0, model="T"), *failed, peer],
-                       "machine": {"cpu_model": "A", "cores": 2}, "software": {"libtorch": "2.11.0", "git_commit": "abc"},
-                       "settings": {"repetitions": 6, "command": "bench"},
+                       "machine": {"cpu_model": "A", "cores": 2, "gpus": []}, "software": {"libtorch": "2.11.0", "git_commit": "abc"},
+                       "settings": {"repetitions": 6, "command": "bench a|b"},
                        "comparisons": [{"kind": "peer", "a": stages[4]["name"], "b": b["name"], "ratio": 0.67, "ci95": [0.5, 0.75]} for b in (peer, *failed)]}
         self.write("README.md", "\n\n".join(f"<!-- table: {kind} results/a.json -->\nold" for kind in self.MARKERS) + "\n\nText.\n")
 
     def fill(self, *arguments):
-        self.write("results/a.json", json.dumps({"ddp_scaling": self.report}))
+        self.write("results/a.json", text := json.dumps({"ddp_scaling": self.report}))
+        (self.folder / "results/b.json.gz").write_bytes(gzip.compress(text.encode()))
         return self.run_quietly(tables.main, *arguments)
 
     def test_tables_are_those_of_the_report(self):
@@ -170,7 +174,10 @@ class Tables(TemporaryTree):
         self.assertIn("| M: 03_ddp_spawn_by_hand | none | shm | 2 | 3.00 | 42,667 | 1.50 (1.25 to 1.75) | 0.750 |".replace("none", "-"), text)
         self.assertIn("| M: jax jit | 2 | - | 2.00 | 34 | 130 | 03_ddp_spawn, 2, shm | 3.00 | 0.670 (0.500 to 0.750) |", text)
         self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 | 3.00 | 1.50 |\n", text)
-        self.assertNotIn("05_multinode", text)  # it failed, or trained something else
+        self.assertIn("| 05_multinode | 2 | shm | 3.00 | 1 launch | 3.00 | 1.50~ |\n", text)
+        self.assertIn("| shm | 2 | 3.00 | 42,667 | 1.50~ (1.25 to 1.75) | 0.750 |", text)
+        self.assertIn(r"| A, 2 cores | 2 | shm | 0.750 (0.625 to 0.875) | - | 2026-11-30 | 2.11.0 | `bench a\|b` |", text)
+        self.assertNotIn("04_ddp_launcher", text)  # it failed, or trained something else
         self.assertNotIn("old", text)
         self.assertTrue(text.endswith("\n\nText.\n"))
 
