@@ -13,6 +13,9 @@ using Json = nlohmann::ordered_json;
 /// Content of a file, which may be compressed by gzip.
 std::string read_compressed(const std::string& file) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> in(gzopen(file.c_str(), "rb"), gzclose);
+  if (!std::filesystem::is_regular_file(file)) {
+    throw std::runtime_error("it is no file");
+  }
   std::string text;
   std::array<char, 1 << 16> part{};
   int got = 0;
@@ -36,8 +39,8 @@ std::map<std::string, Elsewhere> read_speedups(const std::string& file) {
   std::map<std::string, Elsewhere> speedups;
   for (const Json& run : document.at("runs")) {
     const Json& ends = run.at("speedup_ci95");
-    if (run.at("kind") != "control" && run.at("error").is_null() && run.at("speedup").is_number()) {
-      speedups[run.at("name")] = {
+    if (run.at("kind") != "control" && run.at("error").is_null() && run.at("speedup") > 0) {
+      speedups[run.at("device").get<std::string>() + "/" + run.at("name").get<std::string>()] = {
           .report = std::filesystem::path(file).filename(),
           .machine = machine,
           .speedup = run["speedup"],
@@ -66,7 +69,7 @@ OtherReports read_reports(const std::vector<std::string>& files) {
 void set_beside(const OtherReports& others, Report& report) {
   for (Run& run : report.runs) {
     for (const auto& speedups : others) {
-      if (const auto found = speedups.find(run.name);
+      if (const auto found = speedups.find(run.device + "/" + run.name);
           found != speedups.end() && run.kind != "program") {
         run.elsewhere.push_back(found->second);
       }

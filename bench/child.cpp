@@ -65,8 +65,8 @@ std::string reason_in(const std::string& err) {
   std::string rank;
   bool is_found = false;
   for (const std::string& line : split(err, '\n')) {
-    if (line.starts_with("error: rank ") && rank.empty()) {
-      rank = line.substr(std::strlen("error: "));
+    if (line.starts_with("error: rank ")) {
+      rank = rank.empty() ? line.substr(std::strlen("error: ")) : rank;
     } else if (!is_found && line.find_first_not_of(" \t\r-=*") != std::string::npos) {
       reason = line;
       is_found = line.find("rror:") != std::string::npos;

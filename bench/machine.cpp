@@ -47,7 +47,9 @@ double seconds_of(const timeval& time) {
 /// cores.
 double used_by_others_s() {
   cpu_set_t own;
-  sched_getaffinity(0, sizeof(own), &own);
+  if (sched_getaffinity(0, sizeof(own), &own) != 0) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
   double used_s = 0;
   for (const std::string& line : split(read_text("/proc/stat"), '\n')) {
     unsigned core = 0;
@@ -72,7 +74,7 @@ double used_by_others_s() {
 /// Cores that others used on average, to a hundredth.
 double cores_since(std::chrono::steady_clock::time_point begin, double begin_used_s) {
   const double cores = (used_by_others_s() - begin_used_s) / seconds_since(begin);
-  return std::round(100 * std::max(cores, 0.0)) / 100;
+  return std::round(100 * std::clamp<double>(cores, 0, count_cores())) / 100;
 }
 
 bool is_much(double cores) {

@@ -14,20 +14,49 @@ namespace {
 
 using nlohmann::json;
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kMostSamples = 1e15;
 
-/// Rows of all ranks for a step. Times are in milliseconds since the first row of the file ended,
-/// so that they are exact.
+/// What a rank says of a step; NaN for what it does not say. Times are in milliseconds since the
+/// first row of the file ended, so that they are exact.
+struct Row {
+  double step_ms = 0;
+  double end_ms = kNan;
+  double samples = kNan;
+  std::optional<double> loss = {};  ///< NaN for null: it is no number
+};
+using Rows = std::map<int, Row>;  // by rank
+using JobSteps = std::map<std::int64_t, Rows>;
+
+/// Rows of all ranks for a step, together.
 struct JobStep {
-  int rows = 0;
-  double sum_ms = 0;
+  double mean_ms = 0;
   double begin_ms = kInfinity;
+  double first_end_ms = kInfinity;
   double end_ms = -kInfinity;  ///< NaN if a row has none
   double samples = 0;  ///< NaN if a row has none
-  double loss_sum = 0;  ///< over samples, or over ranks; NaN for a loss that is no number
-  int losses = 0;
+  std::optional<double> loss = 0;  ///< mean over samples, or over ranks; nothing if a row has none
+
+  explicit JobStep(const Rows& rows) {
+    const auto ranks = static_cast<double>(rows.size());
+    for (const auto& [rank, row] : rows) {
+      mean_ms += row.step_ms / ranks;
+      begin_ms = std::min(begin_ms, row.end_ms - row.step_ms);
+      first_end_ms = std::min(first_end_ms, row.end_ms);
+      end_ms = std::isnan(row.end_ms) || row.end_ms > end_ms ? row.end_ms : end_ms;
+      samples += row.samples;
+    }
+    for (const auto& [rank, row] : rows) {
+      const double weight = samples > 0 ? row.samples / samples : 1 / ranks;
+      if (!row.loss || !loss) {
+        loss.reset();
+      } else if (weight > 0) {  // a rank without samples has no loss
+        *loss += weight * *row.loss;
+      }
+    }
+  }
 };
-using JobSteps = std::map<std::int64_t, JobStep>;
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ExitCode::kTrainingFailed, "metrics: " + what);
@@ -36,8 +65,7 @@ using JobSteps = std::map<std::int64_t, JobStep>;
 /// A number; NaN for null, and for a field that is not there.
 double number_in(const json& line, const char* name) {
   const auto field = line.find(name);
-  return field == line.end() || field->is_null() ? std::numeric_limits<double>::quiet_NaN()
-                                                 : field->get<double>();
+  return field == line.end() || field->is_null() ? kNan : field->get<double>();
 }
 
 void read_summary(const json& summary, Metrics& metrics) {
@@ -51,33 +79,38 @@ void read_summary(const json& summary, Metrics& metrics) {
   }
 }
 
-void read_row(const json& line, Metrics& metrics, std::optional<std::int64_t>& zero_ns,
-              JobStep& step) {
-  const double step_ms = line.at("step_ms").get<double>();
-  double end_ms = std::numeric_limits<double>::quiet_NaN();
-  if (line.contains("end_ns")) {
+void read_row(const json& line, int ranks, Metrics& metrics, std::optional<std::int64_t>& zero_ns,
+              JobSteps& steps) {
+  const int rank = line.at("rank").get<int>();
+  const auto step = line.at("step").get<std::int64_t>();
+  Row row = {.step_ms = line.at("step_ms").get<double>(), .samples = number_in(line, "samples")};
+  if (rank < 0 || rank >= ranks) {
+    fail(fmt::format("got rank {}, expected 0 to {}", rank, ranks - 1));
+  }
+  if (!(row.step_ms > 0 && std::isfinite(row.step_ms)) || row.samples < 0 ||
+      row.samples > kMostSamples) {
+    fail(fmt::format("got step_ms {} and samples {} in step {}, expected a time and a number",
+                     row.step_ms, row.samples, step));
+  }
+  if (line.contains("end_ns") && !line["end_ns"].is_null()) {
     const auto end_ns = line["end_ns"].get<std::int64_t>();
     zero_ns = zero_ns.value_or(end_ns);
-    end_ms = static_cast<double>(end_ns - *zero_ns) * 1e-6;
-    if (line.at("rank") == 0 && line.at("step") == 0) {
+    row.end_ms = static_cast<double>(end_ns - *zero_ns) * 1e-6;
+    if (rank == 0 && step == 0) {
       metrics.first_end_ns = end_ns;
     }
   }
-  ++step.rows;
-  step.sum_ms += step_ms;
-  step.begin_ms = std::min(step.begin_ms, end_ms - step_ms);
-  // Not std::max(), so that a NaN stays.
-  step.end_ms = std::isnan(end_ms) || end_ms > step.end_ms ? end_ms : step.end_ms;
-  const double samples = number_in(line, "samples");
-  step.samples += samples;
   if (line.contains("loss")) {
-    ++step.losses;
-    step.loss_sum += samples == 0 ? 0 : number_in(line, "loss") * (samples > 0 ? samples : 1);
+    row.loss = number_in(line, "loss");
+  }
+  if (!steps[step].emplace(rank, row).second) {
+    fail(fmt::format("rank {} wrote step {} twice, expected steps that count on over epochs", rank,
+                     step));
   }
 }
 
 /// @return the steps; fills `metrics` from the lines
-JobSteps read_lines(std::ifstream& file, Metrics& metrics) {
+JobSteps read_lines(std::ifstream& file, int ranks, Metrics& metrics) {
   JobSteps steps;
   std::optional<std::int64_t> zero_ns;
   int number = 0;
@@ -89,54 +122,57 @@ JobSteps read_lines(std::ifstream& file, Metrics& metrics) {
       if (metrics.has_summary) {
         read_summary(line["summary"], metrics);
       } else {
-        read_row(line, metrics, zero_ns, steps[line.at("step").get<std::int64_t>()]);
+        read_row(line, ranks, metrics, zero_ns, steps);
       }
     }
   } catch (const json::exception& error) {
-    fail(fmt::format("line {} is malformed: {}", number, error.what()));
+    const std::string text = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+    fail(fmt::format("line {} is malformed: {}", number, text.substr(text.find("] ") + 2)));
   }
   return steps;
 }
 
 }  // namespace
 
-Metrics read_metrics(const std::string& path, int ranks, bool one_host) {
+Metrics read_metrics(const std::string& path, int ranks, double run_ms) {
   std::ifstream file(path);
   if (!file) {
     fail("the program wrote none");
   }
   Metrics metrics;
-  const JobSteps steps = read_lines(file, metrics);
+  const JobSteps steps = read_lines(file, ranks, metrics);
   if (steps.empty()) {
     fail("no step was written");
   }
   std::vector<double> samples;
   double ended_ms = -kInfinity;
-  for (const auto& [number, step] : steps) {
+  for (const auto& [number, rows] : steps) {
     const std::int64_t expected = std::ssize(metrics.steps_ms);
-    if (number != expected || step.rows != ranks) {
-      fail(fmt::format("got {} rows for step {}, expected {} for step {}", step.rows, number, ranks,
-                       expected));
+    if (number != expected || std::ssize(rows) != ranks) {
+      fail(fmt::format("got {} rows for step {}, expected {} for step {}", rows.size(), number,
+                       ranks, expected));
     }
     // See Note [The job's step].
-    const double step_ms = one_host && std::isfinite(step.end_ms)
-                               ? step.end_ms - std::max(step.begin_ms, ended_ms)
-                               : step.sum_ms / ranks;
+    const JobStep step(rows);
+    const bool one_clock = step.end_ms - step.first_end_ms <= run_ms;
+    const double step_ms =
+        one_clock ? step.end_ms - std::max(step.begin_ms, ended_ms) : step.mean_ms;
     if (!(step_ms > 0)) {
       fail(fmt::format("step {} did not end after the one before", number));
     }
     metrics.steps_ms.push_back(std::round(step_ms * 1e6) / 1e6);  // whole nanoseconds
     ended_ms = step.end_ms;
     samples.push_back(step.samples);
-    if (step.losses == ranks) {
-      metrics.losses.push_back(step.loss_sum / (step.samples > 0 ? step.samples : ranks));
+    if (step.loss) {
+      metrics.losses.push_back(*step.loss);
     }
   }
   if (metrics.losses.size() != steps.size()) {
     metrics.losses.clear();
   }
-  if (!metrics.has_summary && all_finite(samples)) {
-    metrics.global_batch = std::llround(median(samples).value());
+  const std::optional<double> batch = median(samples);
+  if (!metrics.has_summary && batch.value_or(0) >= 1) {
+    metrics.global_batch = std::llround(*batch);
   }
   return metrics;
 }

@@ -27,8 +27,9 @@ struct Metrics {
 };
 
 /// @param ranks number of processes; each must have written a row for every step
-/// @param one_host true if the processes share a clock
+/// @param run_ms how long the program ran: ranks whose ends of a step are farther apart have
+/// different clocks; 0 on several hosts
 /// @throws Error (1) in one line if the file is missing, malformed, or lacks a row
-Metrics read_metrics(const std::string& path, int ranks, bool one_host);
+Metrics read_metrics(const std::string& path, int ranks, double run_ms);
 
 }  // namespace ddp::bench

@@ -15,7 +15,7 @@ const Comparison* add_comparison(const char* kind, const Run& a, const Run& b, R
     }
   }
   const std::optional<PairedEstimate> estimate = paired_ratio(ratios);
-  if (!estimate || ratios.size() < 2 || a.timed != b.timed) {
+  if (!estimate || ratios.size() < 2 || !same_unit(a, b)) {
     return nullptr;
   }
   Comparison& made = report.comparisons.emplace_back();
@@ -71,7 +71,7 @@ void compare_with_baseline(Run& run, Report& report) {
   }
   if (run.speedup) {
     run.quotient = run.rate() / baseline->rate();
-    run.efficiency = *run.speedup / run.cores();
+    run.efficiency = *run.speedup * baseline->cores() / run.cores();
   }
 }
 
@@ -82,9 +82,9 @@ void compare_within(const Workload& runs, Report& report) {
       add_comparison("best", *best, *run, report);
     }
     const Run* const ranks = fastest_stage(runs, [&](const Run& other) {
-      return other.is_distributed() && other.world_size == run->threads;
+      return other.is_distributed() && other.cores() == run->threads && other.world_size > 1;
     });
-    if (run->threads > 1 && ranks != nullptr) {
+    if (run->threads > 1 && run->world_size == 1 && ranks != nullptr) {
       add_comparison("threads", *ranks, *run, report);
     }
   }
@@ -132,6 +132,9 @@ std::vector<Workload> workloads(const Report& report) {
 Workload contenders(const Workload& runs) {
   Workload timed = runs;
   std::erase_if(timed, [](const Run* run) { return run->kind == "peer" || !run->has_speed(); });
+  std::erase_if(timed, [first = timed.empty() ? nullptr : timed.front()](const Run* run) {
+    return !same_unit(*run, *first);
+  });
   Workload often = timed;
   std::erase_if(often,
                 [](const Run* run) { return run->repetitions.size() < kMinPairsForInterval; });

@@ -13,9 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kTilde =
-    "~ from pairs of neighbouring launches, and not the quotient of the columns: the machine's "
-    "speed "
-    "changed meanwhile.";
+    "~ from pairs of neighbouring launches, and not the quotient of the columns: launches differ.";
 
 /// At most `width` bytes of `text`, with "..." for the rest.
 std::string cut(const std::string& text, std::size_t width) {
@@ -155,24 +153,27 @@ void print_wrapped(std::ostream& out, const std::string& first_indent, const std
 
 /// What a step of a user's program is.
 std::string kind_of_step(const Workload& runs) {
-  const auto has_batch = [](const Run* run) { return run->global_batch.has_value(); };
-  const auto one = std::ranges::find_if(runs, has_batch);
-  if (one == runs.end()) {
+  std::vector<const Run*> known = runs;
+  std::erase_if(known, [](const Run* run) { return !run->global_batch; });
+  if (known.empty()) {
     return std::ranges::any_of(runs, [](const Run* run) { return run->timed == "run"; })
-               ? "whole runs, for it logs no steps"
+               ? "whole runs of the same work, for it logs no steps"
                : runs.front()->scaling + " scaling assumed, for it logs no samples";
   }
-  const std::int64_t batch = *(*one)->global_batch;
-  const bool is_shared = std::ranges::all_of(
-      runs, [&](const Run* run) { return run->global_batch.value_or(batch) == batch; });
-  return fmt::format("{} samples {}", batch / (is_shared ? 1 : (*one)->world_size),
-                     is_shared ? "over all ranks" : "for each rank");
+  const std::int64_t batch = *known.front()->global_batch;
+  const std::int64_t of_rank = batch / known.front()->world_size;
+  const auto all = [&](auto has) { return std::ranges::all_of(known, has); };
+  return all([&](const Run* run) { return *run->global_batch == of_rank * run->world_size; })
+             ? fmt::format("{} samples for each rank", of_rank)
+         : all([&](const Run* run) { return *run->global_batch == batch; })
+             ? fmt::format("{} samples over all ranks", batch)
+             : "samples of a step differ";
 }
 
 std::string title(const Workload& runs) {
   const Run& run = *runs.front();
   if (run.command) {
-    return fmt::format("{}: {}, {}", run.model, printable(*run.command), kind_of_step(runs));
+    return fmt::format("{}: {}: {}", run.model, kind_of_step(runs), printable(*run.command));
   }
   const bool weak = run.scaling == "weak";
   return fmt::format("{}: {} on {}, {} scaling, {} samples {}", run.model,
@@ -183,7 +184,8 @@ std::string title(const Workload& runs) {
 
 void print_speeds(std::ostream& out, const Workload& runs) {
   constexpr const char* kDescription = "  {:<{}} {:<8} {:<7} {:>5}";
-  const auto length = [](const Run* run) { return run->program().size(); };
+  const auto name = [](const Run* run) { return cut(run->program(), 30); };
+  const auto length = [&](const Run* run) { return name(run).size(); };
   const std::size_t width = length(std::ranges::max(runs, {}, length));
   const bool elsewhere =
       std::ranges::any_of(runs, [](auto* run) { return !run->elsewhere.empty(); });
@@ -192,7 +194,7 @@ void print_speeds(std::ostream& out, const Workload& runs) {
   print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
                       cells(&Column::speeds, nullptr, elsewhere));
   for (const Run* run : runs) {
-    print_line(out, fmt::format(kDescription, run->program(), width, dash_for_none(run->launcher),
+    print_line(out, fmt::format(kDescription, name(run), width, dash_for_none(run->launcher),
                                 dash_for_none(run->backend), ranks(*run)) +
                         (run->has_speed() ? cells(&Column::speeds, run, elsewhere)
                                           : "  error: " + run->error.value_or("not timed")));
@@ -272,7 +274,9 @@ void print(std::ostream& out, const Report& report) {
   if (std::ranges::any_of(report.runs, is_marked)) {
     print_wrapped(out, "", kTilde);
   }
-  const auto is_single = [](const Run& run) { return run.repetitions.size() == 1; };
+  const auto is_single = [](const Run& run) {
+    return run.has_speed() && run.kind != "control" && run.repetitions.size() == 1;
+  };
   if (std::ranges::any_of(report.runs, is_single)) {
     print_line(out, "Programs with 1 launch are compared with nothing.");
   }

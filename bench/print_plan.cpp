@@ -53,8 +53,11 @@ void print_plan(std::ostream& out, const Plan& plan) {
                        run.global_batch ? std::to_string(*run.global_batch) : "-",
                        planned.repetitions, run.model);
   }
-  out << "\nThe commands as they are timed. Each also runs once before, all with the same global "
-         "batch, to\ncompare weights. FOLDER is one that bench makes, empty before each run.\n\n";
+  out << "\nThe commands as they are timed. Each also runs once before, to compare weights: all "
+         "with "
+         "the same\nglobal batch, and those of --program as they are, to compare losses. FOLDER is "
+         "one "
+         "that bench\nmakes, empty before each run.\n\n";
   for (const PlannedRun& planned : plan.runs) {
     out << fmt::format("{}: {}\n", planned.run.name, shown_command(planned, plan));
   }

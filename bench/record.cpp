@@ -15,6 +15,10 @@ std::string Run::program() const {
   return kind == "peer" ? stage + " " + variant : variant == "main" ? stage : stage + "_" + variant;
 }
 
+bool same_unit(const Run& a, const Run& b) {
+  return a.timed == b.timed && a.global_batch.has_value() == b.global_batch.has_value();
+}
+
 bool same_work(const Run& a, const Run& b) {
   return std::tie(a.model, a.scaling, a.device) == std::tie(b.model, b.scaling, b.device);
 }

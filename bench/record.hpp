@@ -155,6 +155,9 @@ DDP_JSON_FIELDS(Run, name, kind, stage, variant, launcher, backend, device, mode
                 exposed_comm_ms, exposed_comm_ci95_ms, limit_ms, peak_rss_mib, startup_ms,
                 lines_of_code, gpu, parity, elsewhere, error)
 
+/// True if work() of both has the same unit.
+bool same_unit(const Run& a, const Run& b);
+
 /// True for the same model, scaling and device.
 bool same_work(const Run& a, const Run& b);
 

@@ -32,7 +32,7 @@ const Run* fastest_stage(
 ///             same cores with the same global batch; also with stages over that transport only
 void pair(Report& report);
 
-/// Speed-ups by names of runs, of each of several reports.
+/// Speed-ups by device and name of a run, "cpu/M/weak/...", of each of several reports.
 using OtherReports = std::vector<std::map<std::string, Elsewhere>>;
 
 /// @param files documents of bench, also compressed by gzip

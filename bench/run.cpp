@@ -46,7 +46,8 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
     std::filesystem::create_directory(folder);
     session.gpus.take();
     child = run_child(command, session);
-    if (child.interrupted || child.exit_code != static_cast<int>(ExitCode::kTransient)) {
+    if (child.interrupted || planned.is_program() ||
+        child.exit_code != static_cast<int>(ExitCode::kTransient)) {
       break;
     }
   }
@@ -88,7 +89,8 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
   }
   try {
     if (!planned.is_program() || std::filesystem::exists(file)) {
-      result.metrics = read_metrics(file, planned.processes(), planned.run.nodes == 1);
+      result.metrics =
+          read_metrics(file, planned.processes(), planned.run.nodes == 1 ? result.run_ms : 0);
     }
     result.error = planned.is_program() ? "" : mismatch(result.metrics, length);
     if (result.metrics.first_end_ns) {
@@ -149,17 +151,20 @@ void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome referen
     same_batch.named_ranks = planned.named_ranks;
     reference = run_once(same_batch, {}, plan, session);
   }
+  const auto samples = [&](const Outcome& outcome) {
+    return batch(outcome) ? std::to_string(*batch(outcome)) : "unknown";
+  };
   std::string& unchecked = run.parity.unchecked.emplace();
   if (own.metrics.losses.empty()) {
     unchecked = fmt::format("{} logs no {}", run.stage,
                             run.timed == "run" ? "steps, so these are whole runs" : "losses");
-  } else if (!reference.error.empty()) {
+  } else if (!reference.error.empty() || reference.interrupted) {
     unchecked = "one process failed";
   } else if (!batch(own) && run.scaling == "weak" && run.world_size > 1) {
     unchecked = run.stage + " logs no samples, so that its batches may differ";
   } else if (batch(own) != batch(reference)) {
     unchecked = fmt::format("{} ranks take {} samples in a step, one process {}", run.world_size,
-                            batch(own).value_or(0), batch(reference).value_or(0));
+                            samples(own), samples(reference));
   } else if (reference.metrics.losses.empty()) {
     unchecked = "one process logs no losses";
   } else {
@@ -210,6 +215,8 @@ void time_once(const PlannedRun& planned, int block, const Plan& plan, Session& 
         plan.settings.steps.value_or(steps - std::min(kMostWarmupSteps, steps / 2));
     if (steps_ms.empty() != (run.timed == "run")) {
       outcome.error = "it logged steps in some of its launches only";
+    } else if (outcome.metrics.global_batch != run.global_batch) {
+      outcome.error = "its launches took different numbers of samples in a step";
     } else if (run.timed == "step" && steps < length.timed_steps) {
       outcome.error =
           fmt::format("it made {} steps, expected at least {}", steps, length.timed_steps);

@@ -97,6 +97,9 @@ std::string fastest(const Topic& topic) {
   }
   topic.mention(*best);
   std::vector<Compared> others = topic.compared("best");
+  if (others.empty() && contenders(topic.runs).size() > 1) {
+    return "";
+  }
   std::erase_if(others, std::mem_fn(&Compared::significant));
   std::ranges::sort(others, {}, &Compared::ratio);  // the closest first
   Texts names;
@@ -239,8 +242,8 @@ void write_sentences(Report& report) {
     for (const Workload& runs : all) {
       if (const std::string said = part({report, runs, sentence.runs}); !said.empty()) {
         const Run& any = *runs.front();
-        parts.push_back(
-            fmt::format("on {}{} {}", any.model, any.scaling == "weak" ? "" : " strong", said));
+        parts.push_back(fmt::format("on {}{} {}", any.model,
+                                    any.scaling == "weak" || any.command ? "" : " strong", said));
       }
     }
     if (!parts.empty()) {

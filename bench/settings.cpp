@@ -95,7 +95,10 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
                   fmt::join(installed, ", "), fmt::join(built, ", "));
   installed.insert(installed.end(), built.begin(), built.end());
   add_names(group, "--peers", settings.peers, installed, help);
-  const auto add_program = [&settings](const std::string&, const std::string& command) {
+  const auto add_program = [&settings](const std::string& name, const std::string& command) {
+    if (command.find_first_not_of(" \t\n") == std::string::npos) {
+      refuse("{}: got {}, expected a command", name, quote(command));
+    }
     settings.programs.push_back(command);
   };
   group.add("--program", {"COMMAND", "", "", add_program, OptionValue::kSeveral},

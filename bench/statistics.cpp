@@ -75,10 +75,12 @@ LossDifference compare_losses(const std::vector<double>& losses,
                               const std::vector<double>& reference) {
   LossDifference result;
   const std::size_t steps = std::min({losses.size(), reference.size(), kComparedLosses});
-  for (std::size_t step = 0; step < steps && result.largest <= kLossTolerance; ++step) {
+  for (std::size_t step = 0; step < steps; ++step) {
     const double apart = std::abs(losses[step] / reference[step] - 1);
     const bool is_equal = losses[step] == reference[step];  // also 0 and 0
-    result.step = step;
+    if (result.largest <= kLossTolerance) {
+      result.step = step;
+    }
     result.largest = std::max(result.largest, is_equal ? 0 : std::isnan(apart) ? kInfinity : apart);
   }
   return result;

@@ -25,6 +25,8 @@ class StepLog:
         self.file = file or os.environ.get("DDP_METRICS")
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.steps, self.written, self.process = [], 0, os.getpid()
+        if self.file:
+            open(self.file, "ab").close()  # fails now if it cannot be written; without rows it says that steps were lost
         atexit.register(self.close)
         self.begin()
 
@@ -45,7 +47,8 @@ class StepLog:
             self.begin()
 
     def close(self):
-        """Writes the steps so far. Is called at exit, but not if the process ends by os._exit() or a signal."""
+        """Writes the steps so far. Is called at exit, but not if the process ends by os._exit(), by a signal, or as a fork of
+        multiprocessing."""
         rows = self.rows() if os.getpid() == self.process else []  # a fork has copies of its parent's steps
         text = "".join(json.dumps(row, default=float) + "\n" for row in rows).encode()
         while text:  # one write, so that ranks do not mix; only a full disk takes less, and fails the second time

@@ -22,11 +22,11 @@ std::string row(int rank, int step, double end_ms, double step_ms) {
                      kBootNs + end_ms * 1e6, step_ms);
 }
 
-Metrics read(const std::string& text, int ranks, bool one_host = true) {
+Metrics read(const std::string& text, int ranks, double run_ms = 1e9) {
   const ScratchFolder folder("ddp-metrics-test");
   const std::string path = folder.path() + "/metrics.jsonl";
   std::ofstream(path) << text;
-  return read_metrics(path, ranks, one_host);
+  return read_metrics(path, ranks, run_ms);
 }
 
 void check_steps(const Metrics& metrics, const std::vector<double>& expected_ms) {
@@ -61,7 +61,7 @@ TEST_CASE("A step ends with the last rank and begins where the one before ended"
   check_steps(read(epochs + kSummary, 2), {2, 3});
   // Over several hosts a step is the mean of its ranks'.
   const std::string hosts = row(0, 0, 10, 2) + row(1, 0, 9999, 3);
-  check_steps(read(hosts + kSummary, 2, /*one_host=*/false), {2.5});
+  check_steps(read(hosts + kSummary, 2, /*run_ms=*/0), {2.5});
 }
 
 TEST_CASE("A program's rows need no summary, and say losses and samples if they can") {
@@ -84,6 +84,12 @@ TEST_CASE("A program's rows need no summary, and say losses and samples if they 
   CHECK(read(rows(R"(,"loss":1)", R"(,"loss":4)"), 2).losses == std::vector{2.5});
   CHECK(read(rows(R"(,"loss":1)", ""), 2).losses.empty());  // a rank does not say it
   CHECK(read(rows(R"(,"samples":9)", ""), 2).global_batch == std::nullopt);
+  // Samples that only some say are no weights.
+  CHECK(read(rows(R"(,"loss":1,"samples":30)", R"(,"loss":4)"), 2).losses == std::vector{2.5});
+  CHECK(read(rows(R"(,"samples":0.2)", R"(,"samples":0.2)"), 2).global_batch == std::nullopt);
+  // Clocks that are farther apart than the program ran are two.
+  const std::string far = rows(R"(,"end_ns":9000000)", R"(,"end_ns":9000000000)");
+  check_steps(read(far, 2, /*run_ms=*/1000), {3});
   // A rank without samples has no loss; one whose loss is no number has.
   CHECK(read(rows(R"(,"loss":1,"samples":8)", R"(,"loss":null,"samples":0)"), 2).losses ==
         std::vector{1.0});
@@ -98,9 +104,11 @@ TEST_CASE("A damaged file is refused in one line") {
       {kSummary, "no step was written"},
       {good + "{" + kSummary, "line 3 is malformed"},
       {"[]\n" + good + kSummary, "line 1 is malformed"},
-      {good + row(0, 1, 14, 2) + kSummary, "got 2 rows for step 1, expected 1 for step 1"},
+      {good + row(0, 1, 14, 2) + kSummary, "rank 0 wrote step 1 twice"},
       {good + row(0, 3, 14, 2) + kSummary, "got 1 rows for step 3, expected 1 for step 2"},
-      {row(0, 0, 10, 0) + kSummary, "step 0 did not end after the one before"},
+      {row(0, 0, 10, 0) + kSummary, "got step_ms 0 and samples nan in step 0"},
+      {row(1, 0, 10, 2), "got rank 1, expected 0 to 0"},
+      {R"({"rank":0,"step":0,"step_ms":2,"samples":-1})", "samples -1 in step 0"},
       {good + row(0, 2, 11, 2) + kSummary, "did not end after the one before"},
       {good + R"({"rank":0,"step":2})" + "\n", "line 3 is malformed"},
       {good + R"({"rank":0,"step":2,"step_ms":2,"loss":"low"})" + "\n", "line 3 is malformed"},
@@ -117,7 +125,7 @@ TEST_CASE("A damaged file is refused in one line") {
       CHECK(error.code() == ExitCode::kTrainingFailed);
     }
   }
-  const auto missing = test::message_of([] { read_metrics("/nonexistent", 1, true); });
+  const auto missing = test::message_of([] { read_metrics("/nonexistent", 1, 0); });
   CHECK(test::contains(missing, "wrote none"));
 }
 
