@@ -14,7 +14,6 @@
 #include <thread>
 
 #include "common/base/command_line.hpp"
-#include "common/base/exit_codes.hpp"
 #include "common/base/files.hpp"
 #include "common/base/json_text.hpp"
 #include "common/base/parse.hpp"

@@ -90,7 +90,6 @@ class GradientReducer {
   void before_forward();
   NoSync no_sync(bool active) { return NoSync(synchronize_, active); }
   void register_comm_hook(CommHook hook) { buckets_.set_hook(std::move(hook)); }
-  size_t bucket_count() const { return buckets_.size(); }
 
  private:
   /// Pointer to the reducer for its hooks. When a backward fails on one of autograd's threads, the
@@ -190,8 +189,6 @@ class DistributedDataParallel {
 
   /// Replaces the all-reduce of each bucket. Call it on all ranks, between steps.
   void register_comm_hook(CommHook hook) { reducer_.register_comm_hook(std::move(hook)); }
-
-  size_t bucket_count() const { return reducer_.bucket_count(); }
 
  private:
   ModuleHolder module_;

@@ -1,6 +1,5 @@
 // tests/device/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in
 // CUDA_VISIBLE_DEVICES, out of eight. FAKE_DRIVER_FAILS is the result of cuInit().
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>

@@ -6,7 +6,6 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "common/model/mlp.hpp"
 #include "common/parallel/distributed_sampler.hpp"

@@ -324,7 +324,6 @@ TEST_CASE("a hook takes the place of each bucket's all-reduce", "[hook]") {
   const auto results = of_ranks(3, backend, [&](ProcessGroup& group) {
     Linear model(5, 4);
     DistributedDataParallel wrap(model, group, {.buckets = {bytes, bytes}});
-    TORCH_CHECK(wrap.bucket_count() == buckets, wrap.bucket_count());
     size_t index = 0;
     wrap.register_comm_hook([&](const ProcessGroup& of_hook, const ddp::GradBucket& bucket) {
       ++calls;

@@ -1,7 +1,6 @@
 #include "tests/support/run_program.hpp"
 
 #include <fstream>
-#include <iterator>
 #include <ranges>
 
 #include "common/base/patience.hpp"
