@@ -267,15 +267,6 @@ TEST_CASE("options of single programs") {
                 kAll);
 }
 
-TEST_CASE("the global batch is divided exactly or refused") {
-  ddp::TrainOptions options;
-  CHECK(ddp::resolve_batch_size(options, 3) == 32);
-  CHECK(ddp::global_batch_of(options, 3) == 96);
-  options.global_batch = 96;
-  CHECK(ddp::resolve_batch_size(options, 4) == 24);
-  CHECK_THROWS_AS(ddp::resolve_batch_size(options, 5), ddp::UsageError);
-}
-
 TEST_CASE("quoted values stay on one line and short") {
   CHECK(ddp::quote("a\nb\x01\x7f") == "\"a\\x0ab\\x01\\x7f\"");
   CHECK(ddp::quote("ä€😀") == "\"ä€😀\"");
