@@ -341,6 +341,41 @@ torch::Tensor ProcessGroup::all_to_all(const torch::Tensor& input, const CallSit
   return output;
 }
 
+// Not by wait(), which waits for Gloo's work in short intervals: a send gives its message up at the
+// end of an interval, and Gloo's own clock runs on while a job is suspended.
+void ProcessGroup::pass(bool sends, const torch::Tensor& tensor, int peer,
+                        const CallSite& site) const {
+  const char* const kind = sends ? "send" : "recv";
+  RECORD_USER_SCOPE(kind);
+  std::vector<torch::Tensor> one{bytes_of(tensor)};
+  try {
+    const auto backend = group_->getDefaultBackend();
+    const Work work = sends ? backend->send(one, peer, /*tag=*/0) : backend->recv(one, peer, 0);
+    if (!traits_.waits_in_slices) {
+      work->wait();
+    } else if (!ask_in_time([work] { return work->wait(kNoLimit); }, store_->getTimeout())) {
+      work->abort();
+      throw std::runtime_error(
+          fmt::format("it did not end within {} s", in_seconds(store_->getTimeout())));
+    }
+  } catch (const c10::Error&) {  // a wrong argument
+    throw;
+  } catch (const std::exception& error) {
+    throw Error(ExitCode::kTrainingFailed,
+                fmt::format("{}: {} of {} {}, rank {}, {}", error.what(), kind, tensor.numel(),
+                            c10::getDtypeNames(tensor.scalar_type()).first, peer, site.text()));
+  }
+}
+
+void ProcessGroup::send(const torch::Tensor& tensor, int to, const CallSite& site) const {
+  pass(/*sends=*/true, plain(tensor.detach()), to, site);
+}
+
+void ProcessGroup::recv(const torch::Tensor& tensor, int from, const CallSite& site) const {
+  on_contiguous(tensor,
+                [&](const torch::Tensor& whole) { pass(/*sends=*/false, whole, from, site); });
+}
+
 void ProcessGroup::barrier(const CallSite& site) const {
   // Not by c10d's barrier: over NCCL it would guess the device.
   std::vector<torch::Tensor> one{torch::zeros({1}, device_)};

@@ -100,6 +100,12 @@ class ProcessGroup {
   /// @param input (world_size, ...): row r is for rank r @return (world_size, ...): row r is from r
   torch::Tensor all_to_all(const torch::Tensor& input,
                            const CallSite& site = CallSite::current()) const;
+  /// Sends `tensor` to a rank that calls recv(), over Gloo and NCCL.
+  /// @throws c10::Error naming another backend
+  void send(const torch::Tensor& tensor, int to, const CallSite& site = CallSite::current()) const;
+  /// Receives the tensor that rank `from` sends. @param tensor of the same size and type, in place
+  void recv(const torch::Tensor& tensor, int from,
+            const CallSite& site = CallSite::current()) const;
   /// Returns when all ranks have called it, and the work on their GPUs is done.
   void barrier(const CallSite& site = CallSite::current()) const;
 
@@ -122,6 +128,9 @@ class ProcessGroup {
  private:
   void stop(Stop stop) const;
   void expect_rows(const char* what, const torch::Tensor& rows) const;
+  /// send() or recv(). Its errors name the other rank and the calling line. Not counted: ranks send
+  /// different numbers of messages, and see Note [Stops].
+  void pass(bool sends, const torch::Tensor& tensor, int peer, const CallSite& site) const;
   /// Calls `collective` with the backend. Its errors name the calling line.
   template <typename Collective>
   Work start(const char* kind, const torch::Tensor& tensor, const CallSite& site,

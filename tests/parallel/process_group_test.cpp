@@ -609,7 +609,8 @@ TEST_CASE("gradients flow through collectives as in one process, second ones too
   });
 }
 
-TEST_CASE("tensors with gaps or too few rows are refused", "[collectives]") {
+TEST_CASE("tensors with gaps or too few rows are refused; a message from rank to rank over Gloo",
+          "[collectives]") {
   on_any_ranks([](ProcessGroup& group) {
     const int world_size = group.world_size();
     std::vector<torch::Tensor> gaps{torch::zeros({4, 2}).t()};
@@ -633,6 +634,16 @@ TEST_CASE("tensors with gaps or too few rows are refused", "[collectives]") {
         {"all_to_all of ", [&] { group.all_to_all(seven); }}};
     for (const auto& [text, call] : refusals) {
       TORCH_CHECK(contains(message_of(call), text), "got ", message_of(call));
+    }
+    const torch::Tensor expected = torch::arange(15.0).view({3, 5}).t();
+    const torch::Tensor message = torch::full({3, 5}, -1.0).t();
+    if (group.backend_name() == "shm") {
+      TORCH_CHECK(contains(message_of([&] { group.send(message, 0); }), "Backend shm does not"));
+    } else if (group.rank() == 0 && world_size > 1) {
+      group.send(expected, world_size - 1);
+    } else if (group.rank() == world_size - 1 && world_size > 1) {
+      group.recv(message, 0);
+      TORCH_CHECK(torch::equal(message, expected), message);
     }
   });
 }
@@ -828,6 +839,24 @@ TEST_CASE("a backward that failed on all ranks is over: a rank that is late late
           std::this_thread::sleep_for(std::chrono::seconds(group.rank() == 1 ? 3 : 0));
           group.barrier();
         }) == std::vector<std::string>(2));
+}
+
+TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
+  std::atomic<bool> ended = false;
+  const auto messages = meet(std::vector(2, plain(4)), [&](const ProcessGroup& group) {
+    const torch::Tensor message = torch::ones({1});
+    if (group.rank() == 1) {
+      const std::shared_ptr<void> at_end(nullptr, [&](void*) { ended = true; });
+      group.recv(message, 0);
+      group.recv(message, 0);  // which never comes
+    }
+    group.send(message, 1);
+    for (int look = 0; !ended && look < 300; ++look) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  INFO(messages[1]);
+  CHECK(messages[1].starts_with("1: it did not end within 4 s: recv of 1 float32, rank 0, called"));
 }
 
 TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --timeout") {
