@@ -74,11 +74,14 @@ struct Topic {
     for (const Comparison& one : report.comparisons) {
       const Run* const a = report.find(one.a);
       if (one.kind == kind && same_work(*a, *runs.front())) {
-        found.push_back({a, report.find(one.b), *one.ratio, one.significant,
-                         one.may_be_chance()
-                             ? fmt::format("{}, but equal commands differed by {}: may be chance",
-                                           times(*one.ratio), percent(*one.equal_commands))
-                             : ""});
+        const std::string chance =
+            one.may_be_chance()
+                ? fmt::format(
+                      "{} ({:.2f}-{:.2f}), but equal commands differed by {}: may be chance",
+                      times(*one.ratio), one.ci95->low, one.ci95->high,
+                      percent(*one.equal_commands))
+                : "";
+        found.push_back({a, report.find(one.b), *one.ratio, one.significant, chance});
       }
     }
     return found;

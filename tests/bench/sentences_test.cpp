@@ -203,10 +203,12 @@ TEST_CASE("a ratio that equal commands may explain is said to be perhaps chance"
   CHECK(std::ranges::none_of(report.comparisons, &Comparison::significant));
   const Comparison& ranks = comparison(report, "baseline", "shm", "01");
   CHECK(ranks.may_be_chance());
-  check_said(report, {{"ranks", fmt::format("on M 2 ranks over shm {:.2f}x, but equal commands "
-                                            "differed by {:.0f} %: may be chance.",
-                                            *ranks.ratio, 100 * (*ranks.equal_commands - 1))},
-                      {"threads", "2 ranks over shm against one process with 2 threads 1.1"}});
+  check_said(report,
+             {{"ranks", fmt::format("on M 2 ranks over shm {:.2f}x ({:.2f}-{:.2f}), but equal "
+                                    "commands differed by {:.0f} %: may be chance.",
+                                    *ranks.ratio, ranks.ci95->low, ranks.ci95->high,
+                                    100 * (*ranks.equal_commands - 1))},
+              {"threads", "2 ranks over shm against one process with 2 threads 1.1"}});
 }
 
 TEST_CASE("a single launch is compared with nothing, and marked", "[pair]") {
