@@ -42,6 +42,7 @@ def _train_and_report(rank, options, train, rendezvous):
     if rendezvous and device.type == "cuda":
         torch.cuda.set_device(device)
     if rendezvous:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # loopback, as in the stages on one host
         _import_backend(options.backend)
         dist.init_process_group(options.backend, init_method=rendezvous, rank=rank, world_size=options.processes,
                                 timeout=datetime.timedelta(seconds=120), device_id=device if options.device == "cuda" else None)
@@ -71,7 +72,6 @@ def _run_started_rank(rank, options, train, folder):
     # Variables for frameworks on top of torch.
     ranks = str(options.processes)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # loopback, as in the stages on one host
     _train_and_report(rank, options, train, f"file://{folder}/rendezvous")
 
 
