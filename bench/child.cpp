@@ -95,8 +95,7 @@ ChildResult run_child(const Command& command, Session& session) {
   // Orphans become children of this process instead of init's: torchrun gives each worker its own
   // session, which a signal to the process group does not reach.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  result.start_unix_ms = std::chrono::duration<double, std::milli>(now).count();
+  result.started = std::time(nullptr);
   result.start_ns = std::chrono::steady_clock::now().time_since_epoch().count();
   const auto is_dropped = [&](std::string_view variable) {
     return is_identity_variable(variable) || (!command.is_users && misleads_python(variable));

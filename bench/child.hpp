@@ -36,7 +36,7 @@ struct Command {
 
 struct ChildResult : CaptureResult {
   bool interrupted = false;
-  double start_unix_ms = 0;
+  std::time_t started = 0;
   std::int64_t start_ns = 0;  ///< on the steady clock
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted; }

@@ -2,13 +2,11 @@
 
 #include <fmt/ranges.h>
 #include <sched.h>
-#include <sys/resource.h>
+#include <sys/times.h>
 #include <sys/utsname.h>
 
-#include <array>
 #include <cstdio>
 #include <filesystem>
-#include <numeric>
 
 #include "bench/command.hpp"
 #include "bench/launchers.hpp"
@@ -39,36 +37,26 @@ std::string value_of(const fs::path& path, const std::string& key) {
   return "unknown";
 }
 
-double seconds_of(const timeval& time) {
-  return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-}
-
 /// Seconds since boot in which other programs, or other virtual machines, used this process's
-/// cores.
+/// cores; NaN if the kernel does not tell.
 double used_by_others_s() {
   cpu_set_t own;
-  if (sched_getaffinity(0, sizeof(own), &own) != 0) {
+  tms used{};  // of this process and its ended children
+  if (sched_getaffinity(0, sizeof(own), &own) != 0 || ::times(&used) == -1) {
     return std::numeric_limits<double>::quiet_NaN();
   }
-  double used_s = 0;
+  long long ticks = -(used.tms_utime + used.tms_stime + used.tms_cutime + used.tms_cstime);
   for (const std::string& line : split(read_text("/proc/stat"), '\n')) {
     unsigned core = 0;
-    std::array<long long, 8> ticks{};  // user, nice, system, idle, iowait, irq, softirq, steal
-    const int found =
-        std::sscanf(line.c_str(), "cpu%u %lld %lld %lld %lld %lld %lld %lld %lld", &core, &ticks[0],
-                    &ticks[1], &ticks[2], &ticks[3], &ticks[4], &ticks[5], &ticks[6], &ticks[7]);
-    if (found == 9 && CPU_ISSET(core, &own)) {
-      used_s += static_cast<double>(std::accumulate(ticks.begin(), ticks.end(), 0LL) - ticks[3] -
-                                    ticks[4]) /
-                static_cast<double>(sysconf(_SC_CLK_TCK));
+    long long user = 0, nice = 0, system = 0, irq = 0, softirq = 0, steal = 0;
+    const int found =  // without idle and iowait
+        std::sscanf(line.c_str(), "cpu%u %lld %lld %lld %*d %*d %lld %lld %lld", &core, &user,
+                    &nice, &system, &irq, &softirq, &steal);
+    if (found == 7 && CPU_ISSET(core, &own)) {
+      ticks += user + nice + system + irq + softirq + steal;
     }
   }
-  for (const auto who : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
-    rusage usage{};
-    getrusage(who, &usage);
-    used_s -= seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
-  }
-  return used_s;
+  return static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 /// Cores that others used on average, to a hundredth.

@@ -1,4 +1,4 @@
-// bench: runs the stages and compares their speed.
+// bench: runs the stages, or programs of the user's, and compares their speed.
 
 #include <iostream>
 
@@ -21,7 +21,7 @@ Report measure(Plan& plan) {
   install_peers(plan, session);
   compile_steps(plan, session);
   add_facts(plan, report);
-  const OtherPrograms others(session);
+  const OtherPrograms others(session);  // from here on
   session.progress.begin(count_launches(plan) + count_piece_calls(plan));
   run_plan(plan, session, report);
   measure_pieces(plan, session, report);
@@ -35,7 +35,7 @@ void write(const Settings& settings, const Report& report) {
   std::ostream& screen = settings.json_on_stdout ? std::cerr : std::cout;
   print(screen, report);
   nlohmann::ordered_json document = google_benchmark_document(report);
-  document["ddp_scaling"] = to_json(report, !settings.no_samples);
+  document["ddp_scaling"] = report;
   const std::string text = json_text(document, 1) + '\n';
   std::string failures;
   if (settings.json_on_stdout && !(std::cout << text << std::flush)) {
@@ -59,7 +59,7 @@ void write(const Settings& settings, const Report& report) {
 
 ExitCode run(int argc, char** argv) {
   Plan plan = make_plan(parse_settings(argc, argv));
-  const OtherReports others = read_reports(plan.settings.beside);
+  const OtherReports reports = read_reports(plan.settings.beside);  // refused before measuring
   if (plan.settings.list_only || plan.settings.dry_run) {
     plan.settings.list_only ? list_benchmarks(std::cout, plan) : print_plan(std::cout, plan);
     return ExitCode::kDone;
@@ -67,8 +67,13 @@ ExitCode run(int argc, char** argv) {
   Report report = measure(plan);
   pair(report);
   judge(report);
-  set_beside(others, report);
+  set_beside(reports, report);
   write_sentences(report);
+  if (plan.settings.no_samples) {
+    for (Run& run : report.runs) {
+      std::ranges::for_each(run.repetitions, [](Repetition& one) { one.samples_ms.clear(); });
+    }
+  }
   write(plan.settings, report);
   const bool failed =
       std::ranges::any_of(report.runs, [](const Run& r) { return r.error.has_value(); });
@@ -79,6 +84,7 @@ ExitCode run(int argc, char** argv) {
 }  // namespace ddp::bench
 
 int main(int argc, char** argv) {
+  // The launcher "spawn" for a program that does not start its ranks itself.
   const std::vector<std::string> arguments(argv, argv + argc);
   if (argc > 3 && arguments[1] == ddp::bench::kStartRanks) {
     return ddp::run_program([&](std::string&) {

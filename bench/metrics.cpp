@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/base/exit_codes.hpp"
 
@@ -18,45 +19,25 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kMostSamples = 1e15;
 
-/// What a rank says of a step; NaN for what it does not say. Times are in milliseconds since the
-/// first row of the file ended, so that they are exact.
-struct Row {
-  double step_ms = 0;
-  double end_ms = kNan;
-  double samples = kNan;
-  std::optional<double> loss = {};  ///< NaN for null: it is no number
-};
-using Rows = std::map<int, Row>;  // by rank
-using JobSteps = std::map<std::int64_t, Rows>;
-
-/// Rows of all ranks for a step, together.
+/// Rows of all ranks for a step, added up; NaN for what a row does not say. Times are in
+/// milliseconds since the first row of the file ended, so that they are exact.
 struct JobStep {
-  double mean_ms = 0;
+  std::set<int> ranks;
+  double sum_ms = 0;
   double begin_ms = kInfinity;
   double first_end_ms = kInfinity;
-  double end_ms = -kInfinity;  ///< NaN if a row has none
-  double samples = 0;  ///< NaN if a row has none
-  std::optional<double> loss = 0;  ///< mean over samples, or over ranks; nothing if a row has none
+  double end_ms = -kInfinity;
+  double samples = 0;
+  bool has_loss = true;  ///< false: a row has none
+  double loss_sum = 0;
+  double weighted_loss_sum = 0;  ///< by the samples; a rank without samples has no loss
 
-  explicit JobStep(const Rows& rows) {
-    const auto ranks = static_cast<double>(rows.size());
-    for (const auto& [rank, row] : rows) {
-      mean_ms += row.step_ms / ranks;
-      begin_ms = std::min(begin_ms, row.end_ms - row.step_ms);
-      first_end_ms = std::min(first_end_ms, row.end_ms);
-      end_ms = std::isnan(row.end_ms) || row.end_ms > end_ms ? row.end_ms : end_ms;
-      samples += row.samples;
-    }
-    for (const auto& [rank, row] : rows) {
-      const double weight = samples > 0 ? row.samples / samples : 1 / ranks;
-      if (!row.loss || !loss) {
-        loss.reset();
-      } else if (weight > 0) {  // a rank without samples has no loss
-        *loss += weight * *row.loss;
-      }
-    }
+  /// Mean over the samples, or over the ranks if a row does not say its samples.
+  double loss() const {
+    return samples > 0 ? weighted_loss_sum / samples : loss_sum / static_cast<double>(ranks.size());
   }
 };
+using JobSteps = std::map<std::int64_t, JobStep>;
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ExitCode::kTrainingFailed, "metrics: " + what);
@@ -82,31 +63,39 @@ void read_summary(const json& summary, Metrics& metrics) {
 void read_row(const json& line, int ranks, Metrics& metrics, std::optional<std::int64_t>& zero_ns,
               JobSteps& steps) {
   const int rank = line.at("rank").get<int>();
-  const auto step = line.at("step").get<std::int64_t>();
-  Row row = {.step_ms = line.at("step_ms").get<double>(), .samples = number_in(line, "samples")};
+  const auto number = line.at("step").get<std::int64_t>();
+  const auto step_ms = line.at("step_ms").get<double>();
+  const double samples = number_in(line, "samples");
   if (rank < 0 || rank >= ranks) {
     fail(fmt::format("got rank {}, expected 0 to {}", rank, ranks - 1));
   }
-  if (!(row.step_ms > 0 && std::isfinite(row.step_ms)) || row.samples < 0 ||
-      row.samples > kMostSamples) {
+  if (!(step_ms > 0 && std::isfinite(step_ms)) || samples < 0 || samples > kMostSamples) {
     fail(fmt::format("got step_ms {} and samples {} in step {}, expected a time and a number",
-                     row.step_ms, row.samples, step));
+                     step_ms, samples, number));
   }
+  JobStep& step = steps[number];
+  if (!step.ranks.insert(rank).second) {
+    fail(fmt::format("rank {} wrote step {} twice, expected steps that count on over epochs", rank,
+                     number));
+  }
+  double end_ms = kNan;
   if (line.contains("end_ns") && !line["end_ns"].is_null()) {
     const auto end_ns = line["end_ns"].get<std::int64_t>();
     zero_ns = zero_ns.value_or(end_ns);
-    row.end_ms = static_cast<double>(end_ns - *zero_ns) * 1e-6;
-    if (rank == 0 && step == 0) {
+    end_ms = static_cast<double>(end_ns - *zero_ns) * 1e-6;
+    if (rank == 0 && number == 0) {
       metrics.first_end_ns = end_ns;
     }
   }
-  if (line.contains("loss")) {
-    row.loss = number_in(line, "loss");
-  }
-  if (!steps[step].emplace(rank, row).second) {
-    fail(fmt::format("rank {} wrote step {} twice, expected steps that count on over epochs", rank,
-                     step));
-  }
+  const double loss = number_in(line, "loss");
+  step.sum_ms += step_ms;
+  step.begin_ms = std::min(step.begin_ms, end_ms - step_ms);
+  step.first_end_ms = std::min(step.first_end_ms, end_ms);
+  step.end_ms = std::isnan(end_ms) || end_ms > step.end_ms ? end_ms : step.end_ms;
+  step.samples += samples;
+  step.has_loss = step.has_loss && line.contains("loss");
+  step.loss_sum += loss;
+  step.weighted_loss_sum += samples == 0 ? 0 : samples * loss;
 }
 
 /// @return the steps; fills `metrics` from the lines
@@ -146,25 +135,24 @@ Metrics read_metrics(const std::string& path, int ranks, double run_ms) {
   }
   std::vector<double> samples;
   double ended_ms = -kInfinity;
-  for (const auto& [number, rows] : steps) {
+  for (const auto& [number, step] : steps) {
     const std::int64_t expected = std::ssize(metrics.steps_ms);
-    if (number != expected || std::ssize(rows) != ranks) {
-      fail(fmt::format("got {} rows for step {}, expected {} for step {}", rows.size(), number,
-                       ranks, expected));
+    if (number != expected || std::ssize(step.ranks) != ranks) {
+      fail(fmt::format("got {} rows for step {}, expected {} for step {}", step.ranks.size(),
+                       number, ranks, expected));
     }
     // See Note [The job's step].
-    const JobStep step(rows);
     const bool one_clock = step.end_ms - step.first_end_ms <= run_ms;
     const double step_ms =
-        one_clock ? step.end_ms - std::max(step.begin_ms, ended_ms) : step.mean_ms;
+        one_clock ? step.end_ms - std::max(step.begin_ms, ended_ms) : step.sum_ms / ranks;
     if (!(step_ms > 0)) {
       fail(fmt::format("step {} did not end after the one before", number));
     }
     metrics.steps_ms.push_back(std::round(step_ms * 1e6) / 1e6);  // whole nanoseconds
     ended_ms = step.end_ms;
     samples.push_back(step.samples);
-    if (step.loss) {
-      metrics.losses.push_back(*step.loss);
+    if (step.has_loss) {
+      metrics.losses.push_back(step.loss());
     }
   }
   if (metrics.losses.size() != steps.size()) {

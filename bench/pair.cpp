@@ -1,4 +1,5 @@
 #include "bench/report.hpp"
+#include "bench/tables.hpp"
 
 namespace ddp::bench {
 namespace {
@@ -82,7 +83,8 @@ void compare_within(const Workload& runs, Report& report) {
       add_comparison("best", *best, *run, report);
     }
     const Run* const ranks = fastest_stage(runs, [&](const Run& other) {
-      return other.is_distributed() && other.cores() == run->threads && other.world_size > 1;
+      return other.is_distributed() && other.cores() == run->threads && other.world_size > 1 &&
+             has_autograd(other);
     });
     if (run->threads > 1 && run->world_size == 1 && ranks != nullptr) {
       add_comparison("threads", *ranks, *run, report);
@@ -145,6 +147,15 @@ const Run* fastest_stage(const Workload& runs, const std::function<bool(const Ru
   Workload those = contenders(runs);
   std::erase_if(those, [&](const Run* run) { return !wanted(*run); });
   return those.empty() ? nullptr : *std::ranges::max_element(those, {}, &Run::rate);
+}
+
+bool has_autograd(const Run& run) {
+  static const auto rows = table_rows(kStagesList);
+  const std::string source = run.stage + "/" + run.variant;
+  return std::ranges::none_of(rows, [&](const std::vector<std::string>& cells) {
+    const std::vector<std::string> lacks = cell_parts(cells.at(4));
+    return cells.at(0) == source && std::ranges::find(lacks, "autograd") != lacks.end();
+  });
 }
 
 void pair(Report& report) {

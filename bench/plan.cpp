@@ -6,7 +6,6 @@
 #include <numeric>
 #include <ranges>
 #include <regex>
-#include <set>
 #include <tuple>
 
 #include "bench/command.hpp"
@@ -189,21 +188,27 @@ std::string name_of(const Run& run, const PlanRow& row) {
 /// @param size number of ranks or replicas, or of threads
 void add_run(const PlanRow& row, const Work& work, const Starter& starter,
              const std::string& backend, int nodes, int size, Plan& plan) {
+  const bool is_program = !row.command.empty();
   Run run;
-  run.kind = row.is_peer() ? "peer" : "stage";
+  run.kind = is_program ? "program" : row.is_peer() ? "peer" : "stage";
   run.stage = row.stage;
   run.variant = row.variant;
   run.launcher = starter.name;
   run.backend = backend;
   run.device = plan.settings.device;
   run.model = work.model.name;
-  run.layers = work.model.layers;
-  run.parameters = work.model.parameters();
   run.scaling = work.scaling;
   run.nodes = nodes;
   (row.sizes == Sizes::kThreads ? run.threads : run.world_size) = size;
-  run.global_batch = work.scaling == "strong" ? work.common_batch : work.model.batch * size;
-  run.lines_of_code = lines_of_code(run, plan.settings.peers_dir);
+  if (is_program) {
+    run.command = row.command;
+    run.threads = environment_number("OMP_NUM_THREADS", 1);
+  } else {
+    run.layers = work.model.layers;
+    run.parameters = work.model.parameters();
+    run.global_batch = work.scaling == "strong" ? work.common_batch : work.model.batch * size;
+    run.lines_of_code = lines_of_code(run, plan.settings.peers_dir);
+  }
   run.name = name_of(run, row);
   const auto is_it = [&](const PlannedRun& other) { return other.run.name == run.name; };
   if (std::ranges::none_of(plan.runs, is_it)) {
@@ -212,7 +217,8 @@ void add_run(const PlanRow& row, const Work& work, const Starter& starter,
                          .original = "",
                          .model = work.model,
                          .parity_batch = work.common_batch,
-                         .repetitions = repetitions_of(row, starter, plan.settings)});
+                         .repetitions = repetitions_of(row, starter, plan.settings),
+                         .named_ranks = size});
   }
 }
 
@@ -259,49 +265,32 @@ std::string label_of(const std::string& command) {
     std::string text = at->str();
     std::erase_if(text, [](char one) { return one == '"' || one == '\''; });
     if (!std::regex_match(text, no_name)) {
-      return printable(text.substr(text.rfind('/') + 1));
+      const std::string name = text.substr(text.rfind('/') + 1);
+      return name.empty() ? "program" : printable(name);
     }
   }
   return "program";
 }
 
 /// Adds the runs of --program: each launcher at each world size. The first also has one rank.
-void add_programs(const std::vector<int>& world_sizes, Plan& plan) {
-  const Settings& settings = plan.settings;
-  for (std::size_t i = 0; i < settings.programs.size(); ++i) {
-    const PlanRow row = {.stage = label_of(settings.programs[i]),
+void add_programs(Work work, Plan& plan) {
+  int number = 0;
+  for (const std::string& command : plan.settings.programs) {
+    const PlanRow row = {.stage = label_of(command),
                          .variant = "main",
                          .launch = LaunchKind::kLauncher,
                          .is_python = false,
                          .lacks = {"no-communication"},
-                         .command = settings.programs[i]};
-    bool is_first = true;
+                         .command = command};
+    work.model = {.name = fmt::format("P{}", ++number), .layers = {}};
+    std::vector<int> sizes = work.world_sizes;
+    sizes.insert(sizes.begin(), 1);  // the reference, which add_run() adds once
     for (const Starter& starter : starters()) {
-      if (!plan.launchers.contains(starter.name)) {
-        continue;
-      }
-      std::vector<int> sizes = world_sizes;
-      if (std::exchange(is_first, false) && sizes.front() != 1) {
-        sizes.insert(sizes.begin(), 1);
-      }
-      for (const int size : sizes) {
-        Run run;
-        run.kind = "program";
-        run.stage = row.stage;
-        run.command = row.command;
-        run.launcher = starter.name;
-        run.device = settings.device;
-        run.model = fmt::format("P{}", i + 1);
-        run.scaling = settings.scaling.front();
-        run.world_size = size;
-        run.threads = environment_number("OMP_NUM_THREADS", 1);
-        run.name = name_of(run, row);
-        plan.runs.push_back({.run = run,
-                             .row = row,
-                             .original = "",
-                             .model = {},
-                             .repetitions = repetitions_of(row, starter, settings),
-                             .named_ranks = size});
+      if (plan.launchers.contains(starter.name)) {
+        for (const int size : sizes) {
+          add_run(row, work, starter, "none", 1, size, plan);
+        }
+        sizes = work.world_sizes;
       }
     }
   }
@@ -354,20 +343,18 @@ void repeat(PlannedRun planned, const char* kind, const char* suffix, Plan& plan
 
 /// Adds a second run of the baseline and of the run with the most ranks, per model and scaling.
 void add_controls(Plan& plan) {
-  std::map<std::pair<std::string, std::string>, PlannedRun> most_ranks;  // by model and scaling
-  std::set<std::pair<std::string, std::string>> with_baseline;
-  for (const PlannedRun& planned : std::vector<PlannedRun>(plan.runs)) {
-    if (planned.run.is_baseline()) {
-      if (with_baseline.insert({planned.run.model, planned.run.scaling}).second) {
-        repeat(planned, "control", "/control", plan);
-      }
-    } else if (planned.run.kind != "peer" && planned.processes() > 1 && planned.repetitions > 1) {
+  std::map<std::tuple<bool, std::string, std::string>, PlannedRun> chosen;
+  for (const PlannedRun& planned : plan.runs) {
+    const bool is_one = planned.run.is_baseline();
+    if (is_one ||
+        (planned.run.kind != "peer" && planned.processes() > 1 && planned.repetitions > 1)) {
       PlannedRun& most =
-          most_ranks.try_emplace({planned.run.model, planned.run.scaling}, planned).first->second;
+          chosen.try_emplace({!is_one, planned.run.model, planned.run.scaling}, planned)
+              .first->second;
       most = planned.processes() > most.processes() ? planned : most;
     }
   }
-  for (const auto& [work, planned] : most_ranks) {
+  for (const auto& [what, planned] : chosen) {
     repeat(planned, "control", "/control", plan);
   }
 }
@@ -399,7 +386,7 @@ Plan make_plan(Settings settings) {
   Plan plan;
   plan.settings = std::move(settings);
   const std::vector<Work> all = resolve(plan);
-  add_programs(all.front().world_sizes, plan);
+  add_programs(all.front(), plan);
   for (const Work& work : all) {
     for (const PlanRow& row : known_rows()) {
       expand(row, work, plan);

@@ -49,12 +49,9 @@ std::string ratio(double value) {
 }
 
 /// Value of a column's key; null if it is not known.
-const Json& value_of(const Json& run, const std::string& key) {
-  const Json* value = &run;
-  for (const std::string& name : split(key, '.')) {
-    value = &value->at(name);
-  }
-  return *value;
+const Json& value_of(const Json& run, std::string key) {
+  std::ranges::replace(key, '.', '/');
+  return run.at(Json::json_pointer("/" + key));
 }
 
 /// " (1.26-2.07)", or nothing without an interval.

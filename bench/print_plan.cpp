@@ -54,10 +54,9 @@ void print_plan(std::ostream& out, const Plan& plan) {
                        planned.repetitions, run.model);
   }
   out << "\nThe commands as they are timed. Each also runs once before, to compare weights: all "
-         "with "
-         "the same\nglobal batch, and those of --program as they are, to compare losses. FOLDER is "
-         "one "
-         "that bench\nmakes, empty before each run.\n\n";
+         "with\n"
+         "the same global batch, and those of --program as they are, to compare losses. FOLDER is\n"
+         "one that bench makes, empty before each run.\n\n";
   for (const PlannedRun& planned : plan.runs) {
     out << fmt::format("{}: {}\n", planned.run.name, shown_command(planned, plan));
   }

@@ -2,8 +2,6 @@
 
 #include <tuple>
 
-using Json = nlohmann::ordered_json;
-
 namespace ddp::bench {
 
 const Run* Report::find(const std::string& name) const {
@@ -27,18 +25,6 @@ const Run* Report::baseline_of(const Run& run) const {
   const auto found = std::ranges::find_if(
       runs, [&](const Run& other) { return other.is_baseline() && same_work(other, run); });
   return found == runs.end() || !found->has_speed() ? nullptr : &*found;
-}
-
-Json to_json(const Report& report, bool samples) {
-  Json document = report;
-  if (!samples) {
-    for (Json& run : document["runs"]) {
-      for (Json& repetition : run["repetitions"]) {
-        repetition["samples_ms"] = Json::array();
-      }
-    }
-  }
-  return document;
 }
 
 }  // namespace ddp::bench

@@ -79,9 +79,8 @@ struct Elsewhere {
   std::string report;  ///< the file's name
   std::string machine;  ///< "AMD EPYC, 2 cores"
   double speedup = 0;
-  std::optional<Interval> ci95;
 };
-DDP_JSON_FIELDS(Elsewhere, report, machine, speedup, ci95)
+DDP_JSON_FIELDS(Elsewhere, report, machine, speedup)
 
 /// Row of the screen. With an error or without parity it has no speed.
 struct Run {
@@ -105,7 +104,7 @@ struct Run {
   std::string timed = "step";  ///< "run": a program that logs no steps, so they are whole runs
   std::vector<Repetition> repetitions;
   Distribution step_ms;  ///< steps of all repetitions
-  std::optional<double> samples_per_second;  ///< global_batch / median step
+  std::optional<double> samples_per_second;  ///< global_batch / median step, in seconds
   std::optional<double> speedup;  ///< rate() over the baseline's, from paired launches
   std::optional<Interval> speedup_ci95;
   std::optional<double> quotient;  ///< rate() over the baseline's, from the medians of all launches
@@ -212,9 +211,6 @@ struct Report {
 };
 DDP_JSON_FIELDS(Report, schema_version, machine, software, settings, runs, comparisons, sentences,
                 not_run, partial)
-
-/// JSON object "ddp_scaling". @param samples false: leaves samples_ms empty, most of the size
-nlohmann::ordered_json to_json(const Report& report, bool samples = true);
 
 #undef DDP_JSON_FIELDS
 

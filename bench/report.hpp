@@ -23,11 +23,15 @@ const Run* fastest_stage(
     const Workload& runs,
     const std::function<bool(const Run&)>& wanted = [](const Run&) { return true; });
 
+/// False if stages.list says that the step of the run's program is another one than stage 01's: it
+/// is faster for other reasons than its ranks.
+bool has_autograd(const Run& run);
+
 /// Fills every run's speeds and report.comparisons, from the repetitions:
 ///   control   a second run of the same command, and its original
 ///   baseline  each run, and stage 01 with one thread
 ///   best      the fastest stage's run, and each other contender
-///   threads   the fastest ranks, and a single process with as many threads
+///   threads   the fastest ranks with autograd, and a single process with as many threads
 ///   peer      the fastest stage's run, and the best run of each framework and transport, on the
 ///             same cores with the same global batch; also with stages over that transport only
 void pair(Report& report);
@@ -57,7 +61,7 @@ void judge(Report& report);
 /// Fills report.sentences from report.comparisons, after judge(). A sentence claims a difference
 /// only if a comparison is significant; its numbers are ratios of comparisons.
 ///   fastest   the run with the most samples/s, and runs that are not significantly slower
-///   ranks     the fastest of each world size against a single process
+///   ranks     the fastest of each world size with autograd against a single process
 ///   threads   ranks against threads of a single process, on the same cores
 ///   peers     our fastest stage against each framework, and both over the same transport
 ///   unchecked of users' programs, why nothing could be compared with one process

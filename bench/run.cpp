@@ -35,7 +35,7 @@ ChildResult run_command(const PlannedRun& planned, const Length& length, const P
     command.env = program_variables(planned.run, folder);
   }
   if (!find_starter(planned.run.launcher).spans_nodes) {
-    // Files that torchrun leaves behind are deleted, and torch.compile finds its earlier results.
+    // Files that torchrun leaves behind are deleted.
     command.env["TMPDIR"] = session.scratch.path();
   }
   session.progress.start(planned.run.name);
@@ -79,9 +79,8 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
   Outcome result;
   result.interrupted = child.interrupted;
   result.run_ms = child.seconds * 1e3;
-  const auto started = static_cast<std::time_t>(child.start_unix_ms / 1e3);
   char utc[32] = "";
-  std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&started));
+  std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&child.started));
   result.launch.started = utc;
   if (!child.ok()) {
     result.error = child.failure();
@@ -113,12 +112,8 @@ void set_error(Run& run, const std::string& error, Session& session) {
 }
 
 void judge_parity(Run& run, const Outcome& own, const Outcome& reference, Session& session) {
-  if (own.interrupted) {
-    run.error = "interrupted before its weights were compared";
-    return;
-  }
-  if (!own.error.empty() || !reference.error.empty()) {
-    set_error(run, own.error.empty() ? "no reference: " + reference.error : own.error, session);
+  if (!reference.error.empty()) {
+    set_error(run, "no reference: " + reference.error, session);
     return;
   }
   const double moved = own.metrics.moved;
@@ -137,14 +132,6 @@ void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome referen
   const auto batch = [](const Outcome& outcome) { return outcome.metrics.global_batch; };
   run.timed = own.metrics.steps_ms.empty() ? "run" : "step";
   run.global_batch = batch(own);
-  if (own.interrupted) {
-    run.error = "interrupted before its losses were compared";
-    return;
-  }
-  if (!own.error.empty()) {
-    set_error(run, own.error, session);
-    return;
-  }
   if (batch(own) && reference.error.empty() && batch(own) != batch(reference) &&
       run.command->find("{ranks}") != std::string::npos) {
     PlannedRun same_batch = one;  // as "--global-batch $((32 * {ranks}))" wants it
@@ -197,8 +184,15 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
     const auto& [reference, one] =
         references.try_emplace(planned.run.model + "/" + planned.run.scaling, own, planned)
             .first->second;
-    planned.is_program() ? judge_losses(planned, own, reference, one, plan, session, runs[i])
-                         : judge_parity(runs[i], own, reference, session);
+    if (own.interrupted) {
+      runs[i].error = "interrupted before it was compared";
+    } else if (!own.error.empty()) {
+      set_error(runs[i], own.error, session);
+    } else if (planned.is_program()) {
+      judge_losses(planned, own, reference, one, plan, session, runs[i]);
+    } else {
+      judge_parity(runs[i], own, reference, session);
+    }
   }
 }
 

@@ -125,7 +125,7 @@ std::string ranks_beside_one(const Topic& topic) {
   for (const auto& [run, one, ratio, significant, chance] : topic.compared("baseline")) {
     const Run* const fastest_ranks =
         fastest_stage(topic.runs, [size = run->world_size](const Run& other) {
-          return other.is_distributed() && other.world_size == size;
+          return other.is_distributed() && other.world_size == size && has_autograd(other);
         });
     if (run == fastest_ranks && run->world_size > 1) {
       topic.mention(*run);

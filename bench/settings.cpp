@@ -123,7 +123,7 @@ void add_how_it_is_measured(OptionGroup group, Settings& settings) {
   group.add("--repetitions,--benchmark-repetitions",
             takes::integer(settings.repetitions, 1, 1000).initially("6"),
             "runs of each command; with --quick 1, with --full 15");
-  group.add("--quick", takes::flag(settings.quick), "one repetition, no intervals (half a minute)");
+  group.add("--quick", takes::flag(settings.quick), "one launch of each, compared with nothing");
   group.add("--full", takes::flag(settings.full),
             "all models, launchers and variants, 15 repetitions\n"
             "(a quarter of an hour)");

@@ -117,6 +117,18 @@ class Measuring(Fakes):
         listed = self.run_bench(*SMALL, "--benchmark_list_tests").stdout.split()
         self.assertEqual({entry["run_name"] for entry in self.document["benchmarks"]}, set(listed))
 
+    def test_other_programs_on_its_cores(self):
+        cores = os.sched_getaffinity(0)
+        self.addCleanup(os.sched_setaffinity, 0, cores)
+        os.sched_setaffinity(0, {min(cores)})
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        self.addCleanup(busy.wait)
+        self.addCleanup(busy.kill)
+        machine = self.measure(*SMALL, "--repetitions", "1")["machine"]
+        self.assertGreater(min(machine["other_cores_before"], machine["other_cores_during"]), 0.2)
+        self.assertLess(machine["other_cores_during"], 0.95)  # without bench's own programs, which have half of it
+        self.assertIn("\n" + machine["warning"][:30], self.err)  # on the screen too
+
     def test_google_s_compare_reads_two_documents(self):
         self.behave("03_ddp_spawn_fused", "sys.exit(3)")
         runs = self.measure(*SMALL, "--stages", "03_ddp_spawn,03_ddp_spawn_fused", code=1)["runs"]
@@ -185,6 +197,7 @@ class Measuring(Fakes):
         runs = self.measure(*arguments, "--world-sizes", "1,2")["runs"]
         self.assertEqual([(run["nodes"], run["world_size"], run["backend"], run["global_batch"]) for run in runs if run["stage"] == "05_multinode"],
                          [(1, 1, "gloo", 32), (1, 2, "gloo", 64), (2, 4, "gloo", 128)])
+        self.assertIsNone(self.document["ddp_scaling"]["machine"]["other_cores_during"])  # srun's ranks are not its children
         commands = (self.path / "CALLS").read_text()
         self.assertIn("--relative=0 --nodes=2 --ntasks=4 --ntasks-per-node=2", commands)
         self.assertIn("--nodelist=n1 --nodes=1 --ntasks=2 --ntasks-per-node=2", commands)
@@ -209,7 +222,6 @@ class Measuring(Fakes):
         scaling = self.measure(*arguments, "--seed", "7")
         self.assertIn({"what": "T/03_ddp_spawn_compiled", "reason": "exit code 2: no compiler"}, scaling["not_run"])
         self.assertNotIn("compiled", [run["variant"] for run in scaling["runs"]])
-        self.assertIn(" ".join(scaling["software"]["blas"]["warning"].split()[:8]), self.err)  # in the first lines
 
     def test_peers(self):
         self.install(self.peers / "install.sh")
@@ -243,39 +255,48 @@ class Programs(Fakes):
     LOG = """
         import json, os, sys, time
         rank, ranks, samples = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
-        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] and os.environ["MASTER_PORT"].isdigit() and os.environ["OMP_NUM_THREADS"] == "1"
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"] and int(os.environ["MASTER_PORT"]) > 0 and os.environ["OMP_NUM_THREADS"] == "1"
+        assert [os.environ[name] for name in ("MASTER_ADDR", "LOCAL_WORLD_SIZE", "PYTHONPATH")] == ["127.0.0.1", str(ranks), "/mine"]
         loss = lambda step: 1 / (1 + step)
-        more = {}
+        more, steps = {}, 50
         exec(sys.argv[2] if len(sys.argv) > 2 else "")
         begin = time.monotonic_ns()
         rows = [{"rank": rank, "step": step, "step_ms": 2.0, "end_ns": begin + step * 2_000_000, "loss": loss(step), "samples": samples, **more}
-                for step in range(50)]
+                for step in range(steps)]
         with open(os.environ["DDP_METRICS"], "a") as file:
             file.write("".join(json.dumps({key: value for key, value in row.items() if value != ""}) + "\\n" for row in rows))"""
 
     def programs(self, *commands, code=0, options=()):
         """@return the runs of each program by ranks"""
         self.write("train.py", textwrap.dedent(self.LOG))
+        self.environment["PYTHONPATH"] = "/mine"
         words = [word for command in commands for word in ("--program", command)]
         self.scaling = self.measure(*words, "--world-sizes", "2", "--launchers", "spawn", "--repetitions", "2", *options, code=code)
         return [{run["world_size"]: run for run in self.scaling["runs"] if run["model"] == f"P{i + 1}" and run["kind"] == "program"}
                 for i in range(len(commands))]
 
     def test_speeds_and_losses(self):
-        weak, strong, named, bare = self.programs(
-            "python3 train.py 32", "python3 train.py $((64 / $WORLD_SIZE))", "python3 train.py $((32 * {ranks} / $WORLD_SIZE))",
-            "python3 train.py 32 'more = dict(loss=\"\", samples=\"\", end_ns=\"\")'")
+        weak, strong, named, bare, unsure, silent = self.programs(
+            "python3 train.py 32", "python3 train.py $((64 / $WORLD_SIZE)) 'time.monotonic_ns = lambda: 10**18'",
+            "python3 train.py $((32 * {ranks} / $WORLD_SIZE)) 'time.monotonic_ns = lambda: 0'",
+            "python3 train.py 32 'more = dict(loss=\"\", samples=\"\", end_ns=\"\")'", "python3 train.py 32 'more = dict(samples=\"\")'",
+            "python3 train.py $((64 / $WORLD_SIZE)) 'steps = 7; loss = lambda step: 1 if ranks > 1 else \"\"'")
         self.assertEqual([run["stage"] for run in self.scaling["runs"]], ["train.py"] * len(self.scaling["runs"]))  # and no stage
         self.assertEqual([len(run["repetitions"]) for run in weak.values()], [2, 2])
         self.assertEqual([len(each["samples_ms"]) for each in weak[1]["repetitions"]], [30, 30])  # without warm-up
-        self.assertEqual([(run[2]["global_batch"], run[2]["speedup"], run[2]["parity"]["ok"]) for run in (weak, strong, named, bare)],
-                         [(64, 2, None), (64, 1, True), (64, 2, True), (None, 2, None)])
+        self.assertEqual([(run[2]["global_batch"], run[2]["speedup"], run[2]["parity"]["ok"]) for run in (weak, strong, named, bare, unsure, silent)],
+                         [(64, 2, None), (64, 1, True), (64, 2, True), (None, 2, None), (None, 2, None), (64, 1, None)])
+        self.assertEqual((silent[2]["parity"]["unchecked"], strong[2]["parity"]["loss_difference"]), ("one process logs no losses", 0))
+        self.assertEqual([len(each["samples_ms"]) for each in silent[2]["repetitions"]], [4, 4])  # 7 - 7 // 2
+        self.assertEqual(self.calls("bench_micro"), [])
+        self.assertEqual((strong[2]["startup_ms"], named[2]["startup_ms"]), (None, None))  # another clock
         self.assertEqual((weak[2]["samples_per_second"], bare[2]["samples_per_second"]), (32000, None))
         self.assertEqual((weak[2]["efficiency"], weak[2]["step_ms"]["median"], weak[2]["parity"]["loss_difference"]), (1, 2, None))
         self.assertEqual(weak[2]["command"], "python3 train.py 32")
         self.assertTrue(0 < weak[2]["startup_ms"] < 60000)
         self.assertIn("Nobody checked what was trained: on P1 2 ranks take 64 samples in a step, one process 32;\n"
-                      "on P4 train.py logs no losses.", [one["text"] for one in self.scaling["sentences"]])
+                      "on P4 train.py logs no losses;\non P5 train.py logs no samples, so that its batches may differ;\n"
+                      "on P6 train.py logs no losses.", [one["text"] for one in self.scaling["sentences"]])
         self.assertEqual({run["kind"] for run in self.scaling["runs"]}, {"program", "control"})
         shared = self.programs("python3 train.py 8 'more = dict(samples=\"\")'", options=["--scaling", "strong", "--steps", "10"])[0][2]
         self.assertEqual((shared["speedup"], shared["parity"]["ok"], len(shared["repetitions"][0]["samples_ms"])), (1, True, 10))
@@ -284,10 +305,14 @@ class Programs(Fakes):
         half = "$((64 / $WORLD_SIZE))"
         for change, error in (("loss = lambda step: 1 / (1 + step) * (1 + 2e-5 * ranks * (step == 7))", "loss 0.125005 in step 7, with one process 0.1250025"),
                               ("loss = lambda step: None if ranks > 1 and step > 3 else 1", "loss nan in step 4, with one process 1"),
-                              ("rank and sys.exit(0)", "got 1 rows for step 0, expected 2"), ("ranks > 1 and sys.exit(0)", None)):
+                              ("rank and sys.exit(0)", "got 1 rows for step 0, expected 2"),
+                              ("seen = f\"a{rank * 10 + ranks}\"; samples += os.path.exists(seen); open(seen, \"w\")", "its launches took different numbers of samples in a step"),
+                              ("seen = f\"b{rank * 10 + ranks}\"; os.path.exists(seen) and sys.exit(0); open(seen, \"w\")", "it logged steps in some of its launches only"), ("ranks > 1 and sys.exit(0)", None)):
             run = self.programs(f"python3 train.py {half} '{change}'", code=1 if error else 0)[0][2]
             self.assertIn(error or "None", str(run["error"]))
             self.assertIsNone(run["speedup"])
+        few = self.programs("python3 train.py 8", code=1, options=["--steps", "51"])[0]
+        self.assertEqual([run["error"] for run in few.values()], ["it made 50 steps, expected at least 51"] * 2)
 
     def test_programs_that_say_nothing_crash_hang_or_talk(self):
         self.write("a b.py", """import sys; sys.argv[1:] == ["it's", 'a "b"'] or sys.exit(3)""")
@@ -299,7 +324,7 @@ class Programs(Fakes):
         self.assertEqual([run[2]["parity"]["ok"] for run in runs], [None, None])
         self.assertGreater(runs[1][2]["step_ms"]["median"], 100)
         self.assertEqual(runs[0][1]["stage"], "a b.py")
-        self.assertIn("whole runs", self.err)
+        self.assertIn("on P2 talk.py logs no steps, so these are whole runs", self.err)
         crash, hang, quote = self.programs("python3 crash.py", "python3 hang.py", "python3 'x", code=1, options=["--timeout", "8"])
         self.assertEqual(crash[2]["error"], "exit code 1: rank 1: ValueError: boom")
         self.assertRegex(hang[2]["error"], "^still running after [89] s$")
@@ -318,7 +343,14 @@ class Programs(Fakes):
         self.assertRegex(plan, r"P1/weak/train.py/mpirun/threads:3/ranks:2: DDP_METRICS=FOLDER/metrics.jsonl .* --bind-to none .* -np 2 /bin/sh -c "
                                r"'export RANK=\$OMPI_COMM_WORLD_RANK LOCAL_RANK=\$OMPI_COMM_WORLD_LOCAL_RANK; .*; python3 train.py --ranks 2'")
         self.assertIn("01_single_gpu", self.run_bench("--program", "true", "--models", "T", "--dry-run").stdout)  # beside the stages
-        self.assertIn("expected one beside --program", self.refused("--program", "true", "--scaling", "weak,strong"))
+        self.install(self.path / "srun")
+        self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
+        plan = self.run_bench("--program", "true", "--launchers", "srun", "--world-sizes", "2", "--dry-run").stdout
+        self.assertRegex(plan, rf"--ntasks=2 .* --chdir={self.folder} .*export RANK=\$SLURM_PROCID LOCAL_RANK=\$SLURM_LOCALID; ")
+        for words, said in (("--scaling weak,strong".split(), "expected one beside --program"), (["--nodes", "2"], "expected 1 beside --program"),
+                            (["--program", " "], "expected a command")):
+            self.assertIn(said, self.refused("--program", "true", *words))
+        self.assertEqual(self.run_bench("--program", "x" * 100_000, "--dry-run").returncode, 0)
 
     def test_reports_beside_it(self):
         self.measure(*SMALL, "--repetitions", "2")
@@ -332,7 +364,7 @@ class Programs(Fakes):
         self.assertEqual([(one["report"], round(one["speedup"], 2)) for one in elsewhere], [("a.json.gz", 1.6), ("b.json", 1.75)])
         self.assertRegex(self.err, r" 03_ddp_spawn +spawn +shm .* 1.60-1.75 of 2 ")
         whole = (self.folder / "a.json.gz").read_bytes()
-        for name, content in (("cut.gz", whole[:len(whole) // 2]), ("other.json", b'{"benchmarks": []}'), ("old.json", b'{"ddp_scaling": {"schema_version": 2}}'),
+        for name, content in (("cut.gz", whole[:len(whole) // 2]), ("other.json", b'{"benchmarks": []}'), ("old.json", json.dumps(other).replace('"schema_version": 3', '"schema_version": 2').encode()),
                               ("text", b"no report"), ("list.json", b'[{"ddp_scaling": 1}]')):
             (self.folder / name).write_bytes(content)
             self.assertIn(f'--beside: got "{name}", expected a report of bench', self.refused("--beside", "b.json", name))
@@ -378,6 +410,7 @@ class Failing(Fakes):
             ("print('page of a launcher\\nx: error: no\\x1b[2J memory\\nmore', file=sys.stderr); sys.exit(3)", r"^exit code 3: x: error: no\\x1b\[2J memory$", 1),
             ("os.kill(os.getpid(), 9)", "killed by signal 9", 1),
             ("os._exit(0)", "the program wrote none", 1),
+            ("print = lambda text, file: 'summary' in text or file.write(text[:-1] + ', \"samples\": 32}\\n')", "the last line is no summary: the program was cut off", 1),
             ("global_batch = 7", "it trained with a global batch of 7, expected 64", 1),
             ("steps = 5 if steps > 64 else steps", "it made 5 steps, expected at least 20", 4),
             # Both equal commands fail; the run without communication does not.
@@ -497,8 +530,8 @@ class Options(Fakes):
             "stage 04_ddp_launcher torchrun shm 2 1 weak 128 1 M",
             "stage 04_ddp_launcher mpirun shm 2 1 weak 128 1 M",
             "stage 05_multinode mpirun shm 2 1 weak 128 1 M",
-            "control 01_single_gpu none none 1 1 weak 32 6 T",
             "control 01_single_gpu none none 1 1 weak 64 6 M",
+            "control 01_single_gpu none none 1 1 weak 32 6 T",
             "control 03_ddp_spawn spawn shm 2 1 weak 128 6 M",
             "control 03_ddp_spawn spawn shm 2 1 weak 64 6 T"])
         self.assertEqual(sum(line.startswith("no comm") for line in table), 4)
@@ -569,14 +602,16 @@ class Options(Fakes):
                 self.assertIn(expected, self.refused(*arguments.split()))
         self.assertEqual(self.calls(), [])
 
-    def test_help(self):
-        result = self.run_bench("--help")
-        self.assertLessEqual(max(map(len, result.stdout.splitlines())), 100)
-        self.assertNotRegex(result.stdout, r"Excludes|\{false\}")
-        self.assertIn("schema version 3", self.run_bench("--version").stdout)
-
 
 class Real(Scratch):
+    def test_the_program_of_the_page(self):
+        command = f"{sys.executable} docs/guides/your_program.py --global-batch 64 --epochs 1"
+        result = subprocess.run([PROGRAMS / "bench", "--program", command, "--world-sizes", "2", "--launchers", "spawn", "--repetitions", "1", "--json"],
+                                cwd=ROOT, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        runs = json.loads(result.stdout)["ddp_scaling"]["runs"]
+        self.assertEqual([(run["world_size"], run["global_batch"], run["parity"]["ok"]) for run in runs], [(1, 64, True), (2, 64, True)])
+
     def test_the_real_stages(self):
         result = subprocess.run([PROGRAMS / "bench", "--models", "S", "--stages", "02_data_parallel,03_ddp_spawn", "--world-sizes", "2",
                                  "--repetitions", "2", "--steps", "50", "--json"], capture_output=True, text=True)

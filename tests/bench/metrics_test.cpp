@@ -55,6 +55,7 @@ TEST_CASE("A step ends with the last rank and begins where the one before ended"
   const std::string late = row(0, 0, 10, 2) + row(1, 0, 11, 3) + row(0, 1, 14, 4) +
                            row(1, 1, 14, 3) + row(0, 2, 16.5, 2.5) + row(1, 2, 16, 2);
   check_steps(read(late + kSummary, 2), {3, 3, 2.5});
+  CHECK(read(late + kSummary, 2).first_end_ns == std::int64_t(kBootNs + 10e6));  // of rank 0
   // What lies between two epochs is no part of a step.
   const std::string epochs =
       row(0, 0, 10, 2) + row(1, 0, 10, 2) + row(0, 1, 112, 2) + row(1, 1, 113, 2);
@@ -84,6 +85,14 @@ TEST_CASE("A program's rows need no summary, and say losses and samples if they 
   CHECK(read(rows(R"(,"loss":1)", R"(,"loss":4)"), 2).losses == std::vector{2.5});
   CHECK(read(rows(R"(,"loss":1)", ""), 2).losses.empty());  // a rank does not say it
   CHECK(read(rows(R"(,"samples":9)", ""), 2).global_batch == std::nullopt);
+  std::string steps;
+  for (const int samples : {8, 32, 64}) {
+    steps += fmt::format(R"({{"rank":0,"step":{},"step_ms":2,"samples":{}{}}})"
+                         "\n",
+                         samples / 32, samples, samples == 8 ? "" : R"(,"loss":1)");
+  }
+  CHECK(read(steps, 1).global_batch == 32);  // the median; 35 is the mean
+  CHECK(read(steps, 1).losses.empty());  // a step does not say it
   // Samples that only some say are no weights.
   CHECK(read(rows(R"(,"loss":1,"samples":30)", R"(,"loss":4)"), 2).losses == std::vector{2.5});
   CHECK(read(rows(R"(,"samples":0.2)", R"(,"samples":0.2)"), 2).global_batch == std::nullopt);
@@ -108,6 +117,8 @@ TEST_CASE("A damaged file is refused in one line") {
       {good + row(0, 3, 14, 2) + kSummary, "got 1 rows for step 3, expected 1 for step 2"},
       {row(0, 0, 10, 0) + kSummary, "got step_ms 0 and samples nan in step 0"},
       {row(1, 0, 10, 2), "got rank 1, expected 0 to 0"},
+      {row(-1, 0, 10, 2), "got rank -1, expected 0 to 0"},
+      {R"({"rank":0,"step":0,"step_ms":2,"samples":1e16})", "samples 1e+16 in step 0"},
       {R"({"rank":0,"step":0,"step_ms":2,"samples":-1})", "samples -1 in step 0"},
       {good + row(0, 2, 11, 2) + kSummary, "did not end after the one before"},
       {good + R"({"rank":0,"step":2})" + "\n", "line 3 is malformed"},

@@ -180,7 +180,7 @@ class Page(unittest.TestCase):
         scaling = document["ddp_scaling"]
         scaling["machine"].update(other_cores_before=0.51239, other_cores_during=None)
         scaling["sentences"][0]["text"] = "one\ntwo"
-        other = known | {"kind": "program", "stage": "train.py", "model": "", "parameters": None, "command": "python train.py",
+        other = known | {"kind": "program", "stage": "train.py", "model": "P1", "parameters": None, "command": "python train.py",
                          "parity": {"ok": None}, "pieces_ms": dict.fromkeys(known["pieces_ms"]), "quotient": 1.8, "timed": "step"}
         once = {"timed": "run", "step_ms": {"median": 9000, "p10": None, "p90": None, "n": None}, "samples_per_second": None, "speedup": None,
                 "speedup_ci95": None, "quotient": None, "repetitions": known["repetitions"][:1], "world_size": 1}
@@ -188,7 +188,7 @@ class Page(unittest.TestCase):
         known.update(quotient=1.6, elsewhere=[{"report": f"{n}.json", "machine": "vm", "speedup": n, "ci95": None} for n in (2, 1.25)])
         drawn, _ = show(document)
         head, title, *rows = drawn["rows"]
-        self.assertEqual([*title, drawn["first"], drawn["sentences"][0], head[9]], ["programs, weak scaling, cpu"] * 2 + ["one\ntwo", "elsewhere"])
+        self.assertEqual([*title, drawn["first"], drawn["sentences"][0], head[9]], ["P1, weak scaling, cpu"] * 2 + ["one\ntwo", "elsewhere"])
         self.assertEqual(rows[0][1:10], ["program", "spawn", "shm", "2", "5.23", "4.71–7.32", "24,480", "1.53~ (1.5–2.96)", "–"])
         self.assertEqual(rows[1][4:10], ["1", "9,000 a run", "–", "–", "1 launch", "–"])
         self.assertEqual([row[8:10] for row in rows if row[5:6] == ["5.23"]][1], ["1.53 (1.5–2.96)", "1.25–2 (2)"])

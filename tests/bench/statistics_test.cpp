@@ -103,4 +103,21 @@ TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[stati
   }
 }
 
+TEST_CASE("losses agree within 1e-5 in the first 20 steps, and never for NaN", "[statistics]") {
+  const std::vector<double> ones(25, 1.0);
+  for (const auto& [step, loss, agrees] :
+       {std::tuple(3U, 1.000009, true), std::tuple(3U, 1.000011, false),
+        std::tuple(3U, 0.999989, false), std::tuple(19U, 2.0, false), std::tuple(20U, 2.0, true),
+        std::tuple(3U, std::numeric_limits<double>::quiet_NaN(), false)}) {
+    CAPTURE(step, loss);
+    std::vector<double> losses = ones;
+    losses[step] = loss;
+    const LossDifference found = compare_losses(losses, ones);
+    CHECK((found.largest <= kLossTolerance) == agrees);
+    CHECK((agrees || found.step == step));
+  }
+  CHECK(compare_losses({0, 1}, {0}).largest == 0);  // as many as both have
+  CHECK(compare_losses({0}, {0, 1}).largest == 0);
+}
+
 }  // namespace
