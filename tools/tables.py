@@ -11,7 +11,6 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] [results/FILE] -->`, 
     pieces MODEL        where a step of the main programs of stages 01 and 03 goes, and the step's bare matrix products
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
-    origin              where, from which commit and by which command it was measured
     columns             the numbers of a run: the fields of bench/columns.list, what they mean and how they are computed
     normal              of each report in results/: the efficiency of 03_ddp_spawn, date and command
 
@@ -22,7 +21,6 @@ import gzip
 import json
 import re
 import sys
-import textwrap
 
 from pages import ROOT, rewrite, table_rows
 
@@ -128,26 +126,19 @@ def pieces(report, model):
 
 
 def peers(report, model):
-    named, rows, columns = {run["name"]: run for run in runs_of(report)}, [], ("step_ms.median", "lines_of_code", "peak_rss_mib")
+    named, rows, step = {run["name"]: run for run in runs_of(report)}, [], "step_ms.median"
     for comparison in report["comparisons"]:
         if comparison["kind"] == "peer" and comparison["b"] in named and model in (None, named[comparison["b"]]["model"]):
             ours, peer = named[comparison["a"]], named[comparison["b"]]
-            rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), *shown(peer, *columns),
-                         f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", *shown(ours, columns[0]),
-                         marked(comparison["ratio"], value_of(peer, columns[0]) / value_of(ours, columns[0]), comparison["ci95"])])
-    return table(["framework", "ranks", "transport", *heads(*columns), "ours", *heads(columns[0]), "our speed / its"], rows)
+            rows.append([f"{peer['model']}: {name_of(peer)}", ranks_of(peer), transport_of(peer), *shown(peer, step),
+                         f"{name_of(ours)}, {ranks_of(ours)}, {transport_of(ours)}", *shown(ours, step),
+                         marked(comparison["ratio"], value_of(peer, step) / value_of(ours, step), comparison["ci95"])])
+    return table(["framework", "ranks", "transport", *heads(step), "ours", *heads(step), "our speed / its"], rows)
 
 
 def columns(_report, _argument):
     return table(["number", "unit", "meaning", "formula"], [[f"`{keys.replace(',', '`, `')}`", unit, meaning, formula if formula == "-" else f"`{formula}`"]
                                                             for keys, _, unit, *_, meaning, formula in table_rows("bench/columns.list")])
-
-
-def origin(report, _):
-    machine, software, settings = report["machine"], report["software"], report["settings"]
-    return textwrap.fill(
-        f"{machine['cpu_model']}, {machine['cores']} cores, LibTorch {software['libtorch']}, commit {software['git_commit']}, "
-        f"up to {settings['repetitions']} launches of each program: `{settings['command']}`", 100, break_long_words=False, break_on_hyphens=False)
 
 
 def normal(_report, _argument):
@@ -166,7 +157,7 @@ def normal(_report, _argument):
     return table(["machine", "ranks", "transport", *(f"{model}: efficiency" for model in models), "date", "LibTorch", "command"], rows)
 
 
-KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, origin, columns, normal)}
+KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, columns, normal)}
 
 
 def update_page(page, text):

@@ -146,7 +146,7 @@ def run(name, ranks, step_ms, kind="stage", variant="main", **fields):
 
 
 class Tables(TemporaryTree):
-    MARKERS = ("scaling T,M", "pieces M", "peers", "pays T,M:03_ddp_spawn,05_multinode", "origin", "normal")
+    MARKERS = ("scaling T,M", "pieces M", "peers", "pays T,M:03_ddp_spawn,05_multinode", "normal")
 
     def setUp(self):
         super().setUp()
@@ -172,7 +172,7 @@ class Tables(TemporaryTree):
         self.assertEqual(self.fill("--check"), (0, ""))
         text = (self.folder / "README.md").read_text()
         self.assertIn("| M: 03_ddp_spawn_by_hand | none | shm | 2 | 3.00 | 42,667 | 1.50 (1.25 to 1.75) | 0.750 |".replace("none", "-"), text)
-        self.assertIn("| M: jax jit | 2 | - | 2.00 | 34 | 130 | 03_ddp_spawn, 2, shm | 3.00 | 0.670 (0.500 to 0.750) |", text)
+        self.assertIn("| M: jax jit | 2 | - | 2.00 | 03_ddp_spawn, 2, shm | 3.00 | 0.670 (0.500 to 0.750) |", text)
         self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 | 3.00 | 1.50 |\n", text)
         self.assertIn("| 05_multinode | 2 | shm | 3.00 | 1 launch | 3.00 | 1.50~ |\n", text)
         self.assertIn("| shm | 2 | 3.00 | 42,667 | 1.50~ (1.25 to 1.75) | 0.750 |", text)
