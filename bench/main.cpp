@@ -84,7 +84,7 @@ ExitCode run(int argc, char** argv) {
 }  // namespace ddp::bench
 
 int main(int argc, char** argv) {
-  // The launcher "spawn" for a program that does not start its ranks itself.
+  // Starts the ranks of a program that does not do so itself.
   const std::vector<std::string> arguments(argv, argv + argc);
   if (argc > 3 && arguments[1] == ddp::bench::kStartRanks) {
     return ddp::run_program([&](std::string&) {

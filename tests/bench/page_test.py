@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unittest
 
-REPORT = pathlib.Path(__file__).resolve().parents[2] / "results/S-M-L-peers.json.gz"
+REPORT = pathlib.Path(__file__).resolve().parents[2] / "results/amd-epyc-2-cores.json.gz"
 PAGE_MAKER = CHROMIUM = ""
 HOSTILE = 'x</script><script>alert(1)</script><img src=x onerror="alert(2)"><!--<script>\x1b[2J\n\'&amp;'
 # The first script and the last of the copy that the browser opens: what goes wrong, and what the page shows.
@@ -59,7 +59,7 @@ def default_report():
     known = next(run for run in runs if run["world_size"] == 2 and run["pieces_ms"]["forward"])
     known |= {"step_ms": {"median": 5.2288, "p10": 4.706, "p90": 7.3203, "n": 30}, "samples_per_second": 24480.0, "speedup": 1.53,
               "speedup_ci95": [1.4994, 2.9606], "efficiency": 0.765, "exposed_comm_ms": 1.0458, "exposed_comm_ci95_ms": [0.5229, 1.5686],
-              "limit_ms": 2.6144, "peak_rss_mib": 150.0, "startup_ms": 600.0, "lines_of_code": 60}
+              "quotient": None, "limit_ms": 2.6144, "peak_rss_mib": 150.0, "startup_ms": 600.0, "lines_of_code": 60}
     for run in runs:
         run["repetitions"] = [one | {"samples_ms": [run["step_ms"]["median"] * f for f in (0.9, 1, 1, 1.1, 1.5)]} for one in run["repetitions"]]
     nothing = dict.fromkeys(("samples_per_second", "speedup", "speedup_ci95", "efficiency"))
