@@ -61,13 +61,20 @@ OtherReports read_reports(const std::vector<std::string>& files) {
 }
 
 void set_beside(const OtherReports& others, Report& report) {
+  bool found_any = others.empty();
   for (Run& run : report.runs) {
     for (const auto& speedups : others) {
       if (const auto found = speedups.find(run.device + "/" + run.name);
           found != speedups.end() && run.kind != "program") {
         run.elsewhere.push_back(found->second);
+        found_any = true;
       }
     }
+  }
+  if (!found_any) {
+    report.not_run.push_back({"--beside",
+                              "no stage here is in these reports with the same device, "
+                              "model, launcher, backend and ranks"});
   }
 }
 

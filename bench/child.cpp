@@ -67,9 +67,10 @@ std::string reason_in(const std::string& err) {
   for (const std::string& line : split(err, '\n')) {
     if (line.starts_with("error: rank ")) {
       rank = rank.empty() ? line.substr(std::strlen("error: ")) : rank;
-    } else if (!is_found && line.find_first_not_of(" \t\r-=*") != std::string::npos) {
+    } else if (!is_found && line.find_first_not_of(" \t\r-=*") != std::string::npos &&
+               !line.starts_with("bench: error: rank ")) {  // of kStartRanks, without a reason
       reason = line;
-      is_found = line.find("rror:") != std::string::npos;
+      is_found = line.starts_with("/bin/sh: ") || line.find("rror:") != std::string::npos;
     }
   }
   return printable(shorten(rank + (rank.empty() || reason.empty() ? "" : ": ") + reason));
@@ -78,7 +79,8 @@ std::string reason_in(const std::string& err) {
 }  // namespace
 
 std::string ChildResult::failure() const {
-  const std::string end = timed_out     ? fmt::format("still running after {:.0f} s", seconds)
+  const std::string end = timed_out
+                              ? fmt::format("still running after {:.0f} s, see --timeout", seconds)
                           : interrupted ? "interrupted"
                           : signal != 0 ? "killed by " + signal_name(signal)
                                         : fmt::format("exit code {}", exit_code);

@@ -137,9 +137,12 @@ Metrics read_metrics(const std::string& path, int ranks, double run_ms) {
   double ended_ms = -kInfinity;
   for (const auto& [number, step] : steps) {
     const std::int64_t expected = std::ssize(metrics.steps_ms);
-    if (number != expected || std::ssize(step.ranks) != ranks) {
-      fail(fmt::format("got {} rows for step {}, expected {} for step {}", step.ranks.size(),
-                       number, ranks, expected));
+    if (number != expected) {
+      fail(fmt::format("got step {}, expected step {}", number, expected));
+    }
+    if (std::ssize(step.ranks) != ranks) {
+      fail(fmt::format("{} of {} ranks wrote step {}, expected all of them", step.ranks.size(),
+                       ranks, number));
     }
     // See Note [The job's step].
     const bool one_clock = step.end_ms - step.first_end_ms <= run_ms;

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <cstring>
 #include <numeric>
 
 #include "bench/tables.hpp"
@@ -170,7 +171,10 @@ std::string kind_of_step(const Workload& runs) {
 std::string title(const Workload& runs) {
   const Run& run = *runs.front();
   if (run.command) {
-    return fmt::format("{}: {}: {}", run.model, kind_of_step(runs), printable(*run.command));
+    const bool all_failed =
+        std::ranges::all_of(runs, [](auto* one) { return one->error.has_value(); });
+    return fmt::format("{}: {}{}", run.model, all_failed ? "" : kind_of_step(runs) + ": ",
+                       printable(*run.command));
   }
   const bool weak = run.scaling == "weak";
   return fmt::format("{}: {} on {}, {} scaling, {} samples {}", run.model,
@@ -188,13 +192,18 @@ void print_speeds(std::ostream& out, const Workload& runs) {
       std::ranges::any_of(runs, [](auto* run) { return !run->elsewhere.empty(); });
   print_line(out, "");
   print_line(out, title(runs));
-  print_line(out, fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") +
-                      cells(&Column::speeds, nullptr, elsewhere));
+  std::string titles = cells(&Column::speeds, nullptr, elsewhere);
+  if (runs.front()->timed == "run") {
+    titles.replace(titles.find("step ms"), std::strlen("step ms"), " run ms");
+  }
+  print_line(out,
+             fmt::format(kDescription, "program", width, "launcher", "backend", "ranks") + titles);
   for (const Run* run : runs) {
-    print_line(out, fmt::format(kDescription, name(run), width, dash_for_none(run->launcher),
-                                dash_for_none(run->backend), ranks(*run)) +
-                        (run->has_speed() ? cells(&Column::speeds, run, elsewhere)
-                                          : "  error: " + run->error.value_or("not timed")));
+    const std::string line =
+        fmt::format(kDescription, name(run), width, dash_for_none(run->launcher),
+                    dash_for_none(run->backend), ranks(*run));
+    print_line(out, line + (run->has_speed() ? cells(&Column::speeds, run, elsewhere)
+                                             : "  error: " + run->error.value_or("not timed")));
   }
 }
 

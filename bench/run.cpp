@@ -17,6 +17,7 @@ constexpr std::int64_t kMostWarmupSteps = 20;
 struct Outcome {
   Metrics metrics;  ///< without steps: a program that writes none
   double run_ms = 0;  ///< from its start to its end
+  bool timed_out = false;
   std::string error;  ///< empty: none
   bool interrupted = false;
   Repetition launch;  ///< when it started, and its start-up
@@ -79,6 +80,7 @@ Outcome run_once(const PlannedRun& planned, const Length& length, const Plan& pl
   Outcome result;
   result.interrupted = child.interrupted;
   result.run_ms = child.seconds * 1e3;
+  result.timed_out = child.timed_out;
   char utc[32] = "";
   std::strftime(utc, sizeof(utc), "%FT%TZ", std::gmtime(&child.started));
   result.launch.started = utc;
@@ -132,6 +134,9 @@ void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome referen
   const auto batch = [](const Outcome& outcome) { return outcome.metrics.global_batch; };
   run.timed = own.metrics.steps_ms.empty() ? "run" : "step";
   run.global_batch = batch(own);
+  if (run.name == one.run.name) {
+    return;  // it is the reference
+  }
   if (batch(own) && reference.error.empty() && batch(own) != batch(reference) &&
       run.command->find("{ranks}") != std::string::npos) {
     PlannedRun same_batch = one;  // as "--global-batch $((32 * {ranks}))" wants it
@@ -178,12 +183,15 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
       runs[i].error = original.error;
       continue;
     }
+    const std::string work = planned.run.model + "/" + planned.run.scaling;
+    if (planned.is_program() && references.contains(work) && references[work].first.timed_out) {
+      runs[i].error = "not started, because one process did not end: see --timeout";
+      continue;
+    }
     const Length length = planned.is_program() ? Length() : parity_length(planned);
     const Outcome own = run_once(planned, length, plan, session);
     // The first of its model and scaling is stage 01 or the one process of a program.
-    const auto& [reference, one] =
-        references.try_emplace(planned.run.model + "/" + planned.run.scaling, own, planned)
-            .first->second;
+    const auto& [reference, one] = references.try_emplace(work, own, planned).first->second;
     if (own.interrupted) {
       runs[i].error = "interrupted before it was compared";
     } else if (!own.error.empty()) {

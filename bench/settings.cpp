@@ -101,10 +101,11 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
     }
     settings.programs.push_back(command);
   };
-  group.add("--program", {"COMMAND", "", "", add_program, OptionValue::kSeveral},
-            "a program of yours, instead of the stages, or beside those\n"
-            "that --stages, --models or --peers name. A shell runs it in\n"
-            "this folder; {ranks} becomes the world size. See\n"
+  group.add("--program", {"COMMAND", "", "", add_program, OptionValue::kEach},
+            "a program of yours, in quotes, instead of the stages, or\n"
+            "beside those that --stages, --models or --peers name. Each\n"
+            "further program is another --program. A shell runs it in this\n"
+            "folder; {ranks} becomes the world size. See\n"
             "docs/guides/measure.md");
   add_numbers(group, "--nodes", settings.nodes, 65536,
               "nodes for srun; ranks per node: the largest --world-sizes");

@@ -155,7 +155,7 @@ def wrong_links(page):
 def unknown_options(page, helps):
     """Options that the page gives to a program and its --help lacks. @param helps text of --help by program, filled here"""
     for program, words in re.findall(r"\b((?:build/bin|tools)/[\w-]+)\b(?!\.py)([^`|;&\n]*(?:\\\\\n[^`|;&\n]*)*)", page.read_text()):
-        own = re.split(r" -- |   ", words)[0]  # the rest is for another program, or a comment
+        own = re.split(r" -- |   |'", words)[0]  # the rest is for another program, or a comment
         options = set(re.findall(r"(?<=\s)--(?!benchmark)[a-z][\w-]*", own))
         if options and (ROOT / program).is_file():
             if program not in helps:

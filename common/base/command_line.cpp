@@ -152,8 +152,8 @@ void OptionGroup::add(const std::string& names, const OptionValue& value, const 
   option->option_text(value.unit + initial)->type_name(value.unit)->group(title_);
   if (value.times == OptionValue::kLastCounts) {
     option->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  } else if (value.times == OptionValue::kSeveral) {
-    option->expected(1, -1)->allow_extra_args();
+  } else if (value.times != OptionValue::kOnce) {
+    option->expected(1, -1)->allow_extra_args(value.times == OptionValue::kSeveral);
   }
 }
 

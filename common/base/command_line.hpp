@@ -57,7 +57,8 @@ struct OptionValue {
   std::string initial;  ///< the default in --help, or empty
   /// Stores the value of the option `name`, which is empty only for a flag.
   std::function<void(const std::string& name, const std::string& text)> store;
-  enum Times { kOnce, kLastCounts, kSeveral } times = kOnce;
+  /// kSeveral: values behind one name; kEach: one behind each name.
+  enum Times { kOnce, kLastCounts, kSeveral, kEach } times = kOnce;
 
   OptionValue& initially(const std::string& shown) { return initial = shown, *this; }
   OptionValue& told(const std::string& present) { return text = present, *this; }
