@@ -219,9 +219,9 @@ TEST_CASE("under srun SIGTERM ends a rank with an error; rank 1 looks at no file
 
 TEST_CASE("the ranks get the signal mask back, and SIGCHLD is not lost") {
   CHECK(run("ALL=mask").exit_code == 0);
-  const auto before = std::signal(SIGCHLD, SIG_IGN);
-  Program program(command(), environment("RANK0=usage RANK1=sleep"));
-  std::signal(SIGCHLD, before);
+  std::vector<std::string> ignoring = {"env", "--ignore-signal=CHLD"};
+  std::ranges::copy(command(), std::back_inserter(ignoring));
+  Program program(ignoring, environment("RANK0=usage RANK1=sleep"));
   CHECK(program.wait().exit_code == 2);
 }
 
