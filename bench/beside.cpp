@@ -52,7 +52,7 @@ OtherReports read_reports(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     try {
       reports.push_back(read_speedups(file));
-    } catch (const std::exception& error) {  // nlohmann's, zlib's, or from here
+    } catch (const std::exception& error) {  // nlohmann's, or from here
       refuse("--beside: got {}, expected a report of bench, schema version {} ({})", quote(file),
              kSchemaVersion, printable(shorten(error.what())));
     }

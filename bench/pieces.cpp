@@ -18,8 +18,7 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   const Run& run = planned.run;
   const bool has_backend = run.world_size > 1;
   Words argv;
-  if (planned.row.is_peer() || planned.is_program() || !planned.row.has("pieces") ||
-      run.nodes > 1) {
+  if (planned.row.is_peer() || !planned.row.has("pieces") || run.nodes > 1) {
     return argv;
   }
   if (has_backend && traits_of(run.backend).needs_mpirun) {  // its launcher must start the ranks

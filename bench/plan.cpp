@@ -280,7 +280,7 @@ void add_programs(Work work, Plan& plan) {
                          .variant = "main",
                          .launch = LaunchKind::kLauncher,
                          .is_python = false,
-                         .lacks = {"no-communication"},
+                         .lacks = {"pieces", "no-communication"},
                          .command = command};
     work.model = {.name = fmt::format("P{}", ++number), .layers = {}};
     std::vector<int> sizes = work.world_sizes;

@@ -127,22 +127,32 @@ void judge_parity(Run& run, const Outcome& own, const Outcome& reference, Sessio
   }
 }
 
+/// The first run of a model and scaling: stage 01, or the one process of a program.
+struct Reference {
+  Outcome outcome;
+  PlannedRun planned;
+  std::map<int, Outcome> with_named_ranks = {};  ///< the same process, with another {ranks}
+};
+
 /// Compares the losses of a program with those of one process, if both have the same batch.
-/// @param reference its run of one process, which is the first of the program
-void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome reference,
-                  const PlannedRun& one, const Plan& plan, Session& session, Run& run) {
+void judge_losses(const PlannedRun& planned, const Outcome& own, Reference& first, const Plan& plan,
+                  Session& session, Run& run) {
   const auto batch = [](const Outcome& outcome) { return outcome.metrics.global_batch; };
   run.timed = own.metrics.steps_ms.empty() ? "run" : "step";
   run.global_batch = batch(own);
-  if (run.name == one.run.name) {
+  if (run.name == first.planned.run.name) {
     return;  // it is the reference
   }
-  if (batch(own) && reference.error.empty() && batch(own) != batch(reference) &&
-      run.command->find("{ranks}") != std::string::npos) {
-    PlannedRun same_batch = one;  // as "--global-batch $((32 * {ranks}))" wants it
-    same_batch.named_ranks = planned.named_ranks;
-    reference = run_once(same_batch, {}, plan, session);
+  const bool may_match = first.outcome.error.empty() && batch(own) &&
+                         batch(own) != batch(first.outcome) &&
+                         run.command->find("{ranks}") != std::string::npos;
+  const int named_ranks = planned.named_ranks;
+  if (may_match && !first.with_named_ranks.contains(named_ranks)) {
+    PlannedRun same_batch = first.planned;  // as "--global-batch $((32 * {ranks}))" wants it
+    same_batch.named_ranks = named_ranks;
+    first.with_named_ranks[named_ranks] = run_once(same_batch, {}, plan, session);
   }
+  const Outcome& reference = may_match ? first.with_named_ranks[named_ranks] : first.outcome;
   const auto samples = [&](const Outcome& outcome) {
     return batch(outcome) ? std::to_string(*batch(outcome)) : "unknown";
   };
@@ -172,7 +182,7 @@ void judge_losses(const PlannedRun& planned, const Outcome& own, Outcome referen
 }
 
 void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
-  std::map<std::string, std::pair<Outcome, PlannedRun>> references;  // by model and scaling
+  std::map<std::string, Reference> references;  // by model and scaling
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const PlannedRun& planned = plan.runs[i];
     if (!planned.original.empty()) {  // an equal command has equal weights
@@ -184,22 +194,21 @@ void check_parity(const Plan& plan, Session& session, std::vector<Run>& runs) {
       continue;
     }
     const std::string work = planned.run.model + "/" + planned.run.scaling;
-    if (planned.is_program() && references.contains(work) && references[work].first.timed_out) {
+    if (planned.is_program() && references.contains(work) && references[work].outcome.timed_out) {
       runs[i].error = "not started, because one process did not end: see --timeout";
       continue;
     }
     const Length length = planned.is_program() ? Length() : parity_length(planned);
     const Outcome own = run_once(planned, length, plan, session);
-    // The first of its model and scaling is stage 01 or the one process of a program.
-    const auto& [reference, one] = references.try_emplace(work, own, planned).first->second;
+    Reference& reference = references.try_emplace(work, Reference{own, planned}).first->second;
     if (own.interrupted) {
       runs[i].error = "interrupted before it was compared";
     } else if (!own.error.empty()) {
       set_error(runs[i], own.error, session);
     } else if (planned.is_program()) {
-      judge_losses(planned, own, reference, one, plan, session, runs[i]);
+      judge_losses(planned, own, reference, plan, session, runs[i]);
     } else {
-      judge_parity(runs[i], own, reference, session);
+      judge_parity(runs[i], own, reference.outcome, session);
     }
   }
 }
