@@ -2,7 +2,7 @@
 # Sets up this checkout: system packages, LibTorch in .venv/, the release build in build/.
 #   tools/setup.sh [bench|all]
 # bench: the stages and the benchmark, for ./bench/run.sh. all (the default): also the tests and their packages.
-# Steps that are already done are skipped, so a second run takes seconds.
+# Steps that are already done are skipped, so a second run takes seconds. What the steps print goes to build/setup.log.
 # LIBTORCH=/path uses an existing LibTorch instead of .venv/.
 # LIBTORCH_VERSION=2.15.0 installs that version instead of the pinned version, into .venv-2.15.0/, and builds with it.
 # Exit codes: 2 the machine lacks something (the message says what), 1 a step failed.
@@ -49,8 +49,12 @@ if [[ -n ${LIBTORCH_VERSION:-} ]]; then
     sed "s/^torch==.*/torch==$LIBTORCH_VERSION/; s/^\(nvidia-[a-z-]*\)==.*/\1/" requirements.txt >"$venv.txt"
     requirements[0]=$venv.txt
 fi
+log=$root/build/setup.log
 # Written at the end of an installation: the path of .venv/, and the hashes of its requirements files.
 stamp=$venv/.requirements-installed
+
+# logged COMMAND: its output goes to the log. If it fails, the end of the log is shown.
+logged() { "$@" >>"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2 && return 1; }; }
 
 install_packages() {
     local installed missing=() package command as_root=()
@@ -81,12 +85,12 @@ install_packages() {
             die 2 "system packages missing (${#missing[@]}), which this account may not install;" \
                 "as root: apt-get update && apt-get ${install[*]}"
     fi
-    say "System packages: installing ${missing[*]}"
+    say "System packages: installing ${#missing[@]}: ${missing[*]}"
     # Waits for apt's lock, because a machine often runs its own updates after its start.
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300)
     # A failed update may not matter, for example if one of many repositories is out of reach.
-    "${apt[@]}" update </dev/null || true
-    "${apt[@]}" "${install[@]}" </dev/null ||
+    "${apt[@]}" update >>"$log" 2>&1 </dev/null || true
+    logged "${apt[@]}" "${install[@]}" ||
         die 1 "apt-get could not install: ${missing[*]} (its reason stands above; run this again when it is gone)"
 }
 
@@ -128,18 +132,18 @@ install_venv() {
         # pip's cache holds a second copy of the downloads, if there is room.
         ((free >= venv_mb + 3000)) || export PIP_NO_CACHE_DIR=1
         say "LibTorch: installing ${requirements[*]} into .venv: about 3 GB to download, 5 GB on disk, 1 to 5 minutes"
-        "$python" -I -m venv "$venv" || die 1 "$python could not create $venv (its reason stands above)"
+        logged "$python" -I -m venv "$venv" || die 1 "$python could not create $venv (its reason stands above)"
     fi
 
     [[ ! -e $stamp ]] || mv "$stamp" "$stamp.before"
     mkdir -p "$venv/tmp"
     # --no-compile: few of torch's seven thousand Python files are used.
-    pip_install "$venv" --no-compile "${requirements[@]/#/--requirement=}" || {
+    logged pip_install "$venv" --no-compile "${requirements[@]/#/--requirement=}" || {
         # After a failure, for example without network, the old installation still works.
         [[ ! -e $stamp.before ]] || mv "$stamp.before" "$stamp"
         die 1 "pip could not install ${requirements[*]} (its reason stands above; run this again when it is gone)"
     }
-    "$venv/bin/python" -I -c 'import torch, torch.distributed.run; print("    torch", torch.__version__)' ||
+    logged "$venv/bin/python" -I -c 'import torch, torch.distributed.run' ||
         die 1 "the installed torch does not load (its reason stands above)"
     rm -rf "$venv/tmp" "$stamp.before"
     wanted_stamp >"$stamp.new"
@@ -173,11 +177,13 @@ build() {
     fi
     # A build with tests stays configured with tests; `bench` builds only a part of it.
     [[ $tests == OFF && -e build/CMakeCache.txt ]] || configure+=("-DBUILD_TESTING=$tests")
-    "${configure[@]}" || die 1 "cmake could not configure the build (its reason stands above)"
+    logged "${configure[@]}" || die 1 "cmake could not configure the build (its reason stands above)"
     printf '%s\n' "$key" >build/.setup-key
 
     jobs=$(find_jobs)
-    CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs} cmake --build --preset release --target "$target" ||
+    export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs}
+    say "Build: $CMAKE_BUILD_PARALLEL_LEVEL compilers, some minutes the first time; tail -f build/setup.log shows how far it is"
+    logged cmake --build --preset release --target "$target" ||
         die 1 "the build failed (its reason stands above)"
 }
 
@@ -191,6 +197,8 @@ if [[ -n ${LIBTORCH:-} ]]; then
         die 2 "LIBTORCH=$given is no LibTorch: expected a folder with include/torch and lib/libtorch_cpu.so"
 fi
 
+mkdir -p build
+: >"$log"
 install_packages
 if [[ -n ${LIBTORCH:-} ]]; then
     say "LibTorch: $LIBTORCH, no .venv is made"

@@ -26,7 +26,7 @@ def functions(*names):  # of tools/setup.sh
 class Tools(Scratch):
     def run_script(self, *parts):
         """Runs parts of tools/setup.sh, after what it has of tools/installing.sh."""
-        return self.run_here("bash", "-euo", "pipefail", "-c", "\n".join([f"program=setup; . {ROOT}/tools/installing.sh; say() {{ :; }}", *parts]))
+        return self.run_here("bash", "-euo", "pipefail", "-c", "\n".join([f"program=setup; . {ROOT}/tools/installing.sh; say() {{ :; }}; log=$PWD/log", *parts]))
 
     def copy(self, name, folder="."):
         return self.script(f"{folder}/{name}", (ROOT / name).read_text())
@@ -68,7 +68,7 @@ class Tools(Scratch):
             self.assertEqual((done.returncode, done.stdout, done.stderr), (code, printed, "bench\n"))
 
     def test_a_folder_of_other_files_is_no_venv(self):
-        helpers = "find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n" + functions("install_venv")
+        helpers = "find_python() { echo false; }; requirements=(r) venv_mb=0 stamp=s venv=$PWD/link\n" + functions("logged", "install_venv")
         (self.folder / "link").symlink_to("disk")
         for file, left in ("thesis", ["thesis"]), (".hidden", [".hidden"]), ("a/b", ["a"]), ("pyvenv.cfg", ["pyvenv.cfg"]), (None, []):
             (self.folder / "disk").mkdir()
@@ -84,7 +84,7 @@ class Tools(Scratch):
         python = self.script("python", '#!/bin/sh\necho "$*" | grep -o "m venv\\|pip install\\|import torch" >>calls\ncase "$*" in\n'
                                        '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) exit 1 ;; esac\n')
         install = (f"find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
-                   f"{functions('wanted_stamp', 'install_venv')}export FAILS=none")
+                   f"{functions('logged', 'wanted_stamp', 'install_venv')}export FAILS=none")
         anew, newer = "m venv pip install import torch", "pip install import torch"
         for wanted, before, code, calls in (
                 ("1", ":", 0, anew), ("1", ":", 0, ""), ("2", "FAILS='pip install'", 1, "pip install"), ("1", ":", 0, ""), ("2", ":", 0, newer),
