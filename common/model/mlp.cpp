@@ -19,7 +19,8 @@ void MlpImpl::reset() {
 }
 
 torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
-  if (verbose_) {
+  if (verbose_ && input.sizes() != printed_sizes_) {
+    printed_sizes_ = input.sizes().vec();
     // A single write, because replicas print from several threads.
     std::fputs(c10::str("In model: input ", input.sizes(), " on ", input.device(), "\n").c_str(),
                stdout);

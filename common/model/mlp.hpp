@@ -13,7 +13,7 @@ namespace ddp {
 class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
  public:
   /// @param widths features of the input, each hidden layer and the output: {64, 128, 128, 10}
-  /// @param verbose print the input's shape and device at every forward
+  /// @param verbose print the input's shape and device, once for each shape
   explicit MlpImpl(std::vector<int64_t> widths, bool verbose = false);
   void reset() override;
 
@@ -24,6 +24,7 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
  private:
   std::vector<int64_t> widths_;
   bool verbose_;
+  std::vector<int64_t> printed_sizes_;
   std::vector<torch::nn::Linear> layers_;
 };
 TORCH_MODULE(Mlp);
