@@ -3,9 +3,9 @@
 
     tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
 
-In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
-CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. Commands that must not run stand in a
-```sh block. Wildcards:
+Every command runs with the PATH of a new shell. In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
+CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. So does a command in
+the last cell of a table of the course (COURSE). Commands that must not run stand in a ```sh block, in the course only those of NOT_HERE. Wildcards:
 
     ...           a line of its own: any lines; within a line: any text
     12.3 ms       any number: times, rates and memory, which have one of the units in UNIT
@@ -27,6 +27,13 @@ import command_line  # noqa: F401, for the output
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
+SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+COURSE = re.compile(r"^(README|0\d_\w+/README|docs/exercises/\w+|docs/questions)\.md$")
+NOT_HERE = {  # of the course's commands: what runs them, or their like
+    "./bench/run.sh": "tests/run.sh begins with the same set-up, and tests/bench runs bench",
+    ".venv/bin/torchrun --nnodes=2 --nproc_per_node=8": "tests/clusters, on two nodes",
+    "sbatch ": "tests/slurm, on two nodes"}
+CELL = re.compile(r"\| `((?:build/bin|\.venv/bin|tools)/[^`]+)` \|$", re.MULTILINE)
 CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 for _number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:  # so that run() ends what it has started
@@ -117,7 +124,7 @@ def checkout():
             if path.name == ".venv" or not path.name.startswith((".", "build")) and ".safetensors" not in path.name:
                 (folder / path.relative_to(ROOT)).symlink_to(path)
         yield folder, dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
-                           TMPDIR=name, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
+                           TMPDIR=name, PATH=SHELL_PATH)
 
 
 def run_pages(chosen):
@@ -125,14 +132,20 @@ def run_pages(chosen):
     complaints, printed = [], {}
     with checkout() as (folder, environment):
         for page in chosen:
-            for block in CONSOLE.findall(page.read_text()):
-                for command, expected in commands(block):
-                    if command not in printed:
-                        printed[command] = run(command.replace("CUDA_VISIBLE_DEVICES=$node ", ""), folder, environment)
-                    code, output = printed[command]
-                    wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else differences(expected, output.splitlines())
-                    print(f"{'FAILED' if wrong else 'ok    '} {page.relative_to(ROOT)}: {command}", flush=True)
-                    complaints += [f"{page.relative_to(ROOT)}: {command}: {complaint}" for complaint in wrong]
+            text, name = page.read_text(), page.relative_to(ROOT)
+            found = [each for block in CONSOLE.findall(text) for each in commands(block)]
+            if COURSE.match(f"{name}"):
+                found += [(command, []) for command in CELL.findall(text)]
+                complaints += [f"{name}: {command}: expected it in a ```console block, or what runs it in NOT_HERE"
+                               for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for command in re.sub(r"\\\n\s*", "", block).splitlines()
+                               if not command.startswith(tuple(NOT_HERE))]
+            for command, expected in found:
+                if command not in printed:
+                    printed[command] = run(command.replace("CUDA_VISIBLE_DEVICES=$node ", ""), folder, environment)
+                code, output = printed[command]
+                wrong = [f"exit code {code}:\n{output[-2000:]}"] if code else differences(expected, output.splitlines())
+                print(f"{'FAILED' if wrong else 'ok    '} {name}: {command}", flush=True)
+                complaints += [f"{name}: {command}: {complaint}" for complaint in wrong]
     return complaints
 
 
