@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import statistics
@@ -267,17 +266,19 @@ def check_install():
         peers.mkdir(parents=True)
         wheels.mkdir()
         (root / "tools").mkdir()
-        for file in "bench/peers/install.sh", "bench/peers/requirements-pytorch.txt", "tools/installing.sh":
+        for file in "bench/peers/install.sh", "tools/installing.sh":
             shutil.copy(SOURCE_DIR / file, root / file)
         (root / ".venv").symlink_to(sys.prefix)
-        pinned = peers / "requirements-pytorch.txt"  # LIBTORCH_VERSION installs another version
-        pinned.write_text(re.sub("^torch==.*", f"torch=={importlib.metadata.version('torch')}", pinned.read_text(), flags=re.M))
+        # LIBTORCH_VERSION installs another version.
+        (root / "requirements.txt").write_text("".join(f"{name}=={importlib.metadata.version(name)}\n" for name in ("torch", "numpy")))
         info = "tiny_peer-1.1.dist-info/"
         with zipfile.ZipFile(wheels / "tiny_peer-1.1-py3-none-any.whl", "w") as wheel:  # the smallest package that pip can install
             for file, text in (("tiny_peer.py", "VERSION = '1.1'\n"), (f"{info}METADATA", "Metadata-Version: 2.1\nName: tiny-peer\nVersion: 1.1\n"),
                                (f"{info}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"), (f"{info}RECORD", "")):
                 wheel.writestr(file, text)
-        requirements = peers / "requirements-tiny.txt"
+        script = peers / "install.sh"
+        tiny = """'Tiny_Peer==1.1; python_version >= "3"' 'tiny-peer==9; python_version < "3"'"""
+        script.write_text(script.read_text().replace("accelerate==1.15.0", tiny))
         (root / "pip.conf").write_text(f"[install]\nuser = true\ntarget = {root}/t\nprefix = {root}/p\nroot = {root}/r\n")
         env = dict(os.environ, PIP_NO_INDEX="1", PIP_FIND_LINKS=wheels.as_uri(), PIP_CONFIG_FILE=f"{root}/pip.conf", PIP_USER="1", PIP_DRY_RUN="1",
                    PIP_TARGET=f"{root}/t", PIP_PREFIX=f"{root}/p", PIP_ROOT=f"{root}/r", PIP_NO_DEPS="1", PIP_PYTHON="/nowhere", CDPATH=".")
@@ -286,18 +287,17 @@ def check_install():
             result = run("bench/peers/install.sh", *words, env=env, cwd=root)
             return result.returncode, result.stdout.rstrip("\n"), result.stderr
 
-        own = f"{root}/.venv-peers/tiny/bin/python"
+        own = f"{root}/.venv-peers/accelerate/bin/python"
         own_python = install("pytorch")
         check(own_python == (0, f"{root}/.venv/bin/python", ""), f"the project's own: {own_python}")
-        requirements.write_text('# what the peer needs\nTiny_Peer==1.1; python_version >= "3"  # pinned\ntiny-peer==9; python_version < "3"\n')
-        check(install("tiny")[:2] == (0, own) and install("tiny") == (0, own, ""), "it is not installed, or a second time")
+        check(install("accelerate")[:2] == (0, own) and install("accelerate") == (0, own, ""), "it is not installed, or a second time")
         pathlib.Path(own).parents[1].joinpath(".installing").touch()
-        check("installing" in install("tiny")[2], "an interrupted installation is not made anew")
+        check("installing" in install("accelerate")[2], "an interrupted installation is not made anew")
         version = run(own, "-c", "import torch, tiny_peer; print(tiny_peer.VERSION)")
         check(version.stdout == "1.1\n", f"not what was pinned, or not what the project has: {version}")
         # Another version that is not available gives one line, and never an environment that looks complete.
-        requirements.write_text("tiny-peer==1.0\n")
-        for words, expected in ((["tiny"], 1), (["absent"], 2), ([], 2)):
+        script.write_text(script.read_text().replace("Peer==1.1", "Peer==1.0"))
+        for words, expected in ((["accelerate"], 1), (["absent"], 2), ([], 2)):
             code, out, err = install(*words)
             check((code, out) == (expected, "") and err.splitlines()[-1].startswith("install.sh: "),
                   f"{words}: {code} {out} {err}")
