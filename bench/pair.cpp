@@ -72,7 +72,9 @@ void compare_with_baseline(Run& run, Report& report) {
   }
   if (run.speedup) {
     run.quotient = run.rate() / baseline->rate();
-    run.efficiency = *run.speedup * baseline->cores() / run.cores();
+    if (run.kind != "peer" && has_autograd(run)) {  // else more than the cores differs
+      run.efficiency = *run.speedup * baseline->cores() / run.cores();
+    }
   }
 }
 

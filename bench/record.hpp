@@ -108,7 +108,7 @@ struct Run {
   std::optional<double> speedup;  ///< rate() over the baseline's, from paired launches
   std::optional<Interval> speedup_ci95;
   std::optional<double> quotient;  ///< rate() over the baseline's, from the medians of all launches
-  std::optional<double> efficiency;  ///< speedup / (world_size x threads)
+  std::optional<double> efficiency;  ///< speedup / (world_size x threads), for the baseline's step
   Pieces pieces_ms;
   std::optional<double> exposed_comm_ms;  ///< step minus the step without communication, paired
   std::optional<Interval> exposed_comm_ci95_ms;

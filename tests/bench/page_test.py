@@ -195,8 +195,10 @@ class Page(unittest.TestCase):
         self.assertRegex(drawn["notes"], r"~ the speed-up comes from pairs .*elsewhere: .* 2\.json \(vm\), 1\.25\.json \(vm\)\.$")
         self.assertEqual([fact for fact in drawn["facts"] if fact[0][:5] in ("other", "train")],
                          [["other_cores_before", "0.512"], ["other_cores_during", "–"], ["train.py", "python train.py"]])
-        self.assertEqual([len(plot["datasets"][0]["data"]) if type(plot) is dict else plot for plot in drawn["plots"][drawn["first"]].values()],
+        plots = drawn["plots"][drawn["first"]]
+        self.assertEqual([len(plot["datasets"][0]["data"]) if type(plot) is dict else plot for plot in plots.values()],
                          [1, 1, "No pieces were measured.", 99])
+        self.assertEqual(plots["speedups"]["datasets"][-1]["data"], [{"x": 2, "y": 1}, {"x": 2, "y": 1}])  # from the first run's cores on
 
 
 if __name__ == "__main__":

@@ -175,9 +175,19 @@ TEST_CASE("a step of its own does not say whether ranks help", "[pair]") {
   std::vector<Timed> runs = default_runs("M");
   std::ranges::move(made_up_runs("stage 03_ddp_spawn fused spawn shm 2x1 1"),
                     std::back_inserter(runs));
-  check_said(make_report(runs), {{"fastest", "on M 03_ddp_spawn_fused on 2 ranks"},
-                                 {"ranks", "on M 2 ranks over shm help (1.8"},
-                                 {"threads", "on M 2 ranks over shm are 1.1"}});
+  const Report report = make_report(runs);
+  check_said(report, {{"fastest", "on M 03_ddp_spawn_fused on 2 ranks"},
+                      {"ranks", "on M 2 ranks over shm help (1.8"},
+                      {"threads", "on M 2 ranks over shm are 1.1"}});
+  for (const Run& run : report.runs) {  // nor how much of the cores they use
+    CAPTURE(run.name);
+    const bool is_stages = run.kind == "stage" && run.variant == "main";
+    CHECK(run.speedup.has_value() == (run.kind != "control"));
+    CHECK(run.efficiency.has_value() == is_stages);
+    CHECK(run.efficiency.value_or(0) < 1.01);
+  }
+  CHECK(*report.runs.back().speedup > 7);
+  CHECK(count_lines(screen_of(report), "^  03_ddp_spawn_fused .*8\\.0.* +- +ok$") == 1);
 }
 
 TEST_CASE("nothing is claimed without controls", "[sentences]") {
