@@ -3,10 +3,20 @@
 
 #include <benchmark/benchmark.h>
 
-#include "bench/micro/options.hpp"
 #include "bench/micro/ranks.hpp"
+#include "common/launch/options.hpp"
 
 namespace ddp::micro {
+
+/// The command line of bench_micro.
+struct MicroOptions {
+  std::string suite;  ///< "all_reduce" or "pieces"
+  /// Sizes of the all-reduces, from latency-bound to bandwidth-bound.
+  std::vector<int64_t> bytes = {4, 64, 1024, 16 << 10, 256 << 10, 4 << 20, 16 << 20};
+  double min_seconds = 0.2;  ///< time of each benchmark
+  std::vector<std::string> benchmark_flags;  ///< Google Benchmark's own, "--benchmark_out=FILE"
+  Options stage;  ///< a stage's options: layers, batch, device, threads, backend, timeout
+};
 
 /// Runs an all-reduce of each size: "all_reduce/gloo/ranks:2/bytes:4096".
 void run_all_reduces(const MicroOptions& options, const Ranks& ranks);
