@@ -137,7 +137,10 @@ struct Run {
   /// Number of cores at work at the same time.
   int cores() const { return world_size * threads; }
   /// "03_ddp_spawn", "03_ddp_spawn_by_hand"; for a peer "jax jit".
-  std::string program() const;
+  std::string program() const {
+    return kind == "peer" ? stage + " " + variant
+                          : stage + (variant == "main" ? "" : "_" + variant);
+  }
   /// True if its ranks are processes.
   bool is_distributed() const { return kind != "peer" && launcher != "none"; }
   /// True for stage 01 with one thread, and for a program of one rank. The first of its model and
@@ -155,10 +158,14 @@ DDP_JSON_FIELDS(Run, name, kind, stage, variant, launcher, backend, device, mode
                 lines_of_code, gpu, parity, elsewhere, error)
 
 /// True if work() of both has the same unit.
-bool same_unit(const Run& a, const Run& b);
+inline bool same_unit(const Run& a, const Run& b) {
+  return a.timed == b.timed && a.global_batch.has_value() == b.global_batch.has_value();
+}
 
 /// True for the same model, scaling and device.
-bool same_work(const Run& a, const Run& b);
+inline bool same_work(const Run& a, const Run& b) {
+  return a.model == b.model && a.scaling == b.scaling && a.device == b.device;
+}
 
 /// Speed of `a` over speed of `b`, as Run::rate(), from launches in the same blocks.
 struct Comparison {
@@ -205,9 +212,16 @@ struct Report {
   bool partial = false;  ///< interrupted
 
   /// Run of that name; nullptr if there is none.
-  const Run* find(const std::string& name) const;
+  const Run* find(const std::string& name) const {
+    const auto found = std::ranges::find(runs, name, &Run::name);
+    return found == runs.end() ? nullptr : &*found;
+  }
   /// The first baseline of the same work; nullptr if it has no speed.
-  const Run* baseline_of(const Run& run) const;
+  const Run* baseline_of(const Run& run) const {
+    const auto found = std::ranges::find_if(
+        runs, [&](const Run& other) { return other.is_baseline() && same_work(other, run); });
+    return found == runs.end() || !found->has_speed() ? nullptr : &*found;
+  }
 };
 DDP_JSON_FIELDS(Report, schema_version, machine, software, settings, runs, comparisons, sentences,
                 not_run, partial)
