@@ -1,5 +1,5 @@
 // libFuzzer's entry, see tests/README.md: a safetensors file with any header is read or refused.
-// The test `fuzz` calls it too.
+// data_files_test.cpp calls it too.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>

@@ -1,11 +1,15 @@
 // tests/support/ranks_by_hand.hpp - ranks that a test starts one by one, as without a launcher.
 #pragma once
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include "common/base/files.hpp"
-#include "tests/support/held_port.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace ddp::test {
@@ -14,6 +18,49 @@ namespace ddp::test {
 inline std::string own_cases(const std::string& tag) {
   return std::filesystem::read_symlink("/proc/self/exe").native() + " " + tag;
 }
+
+/// Addresses of this host at which a program listens, in the kernel's form.
+inline std::vector<std::string> listening_at(int port) {
+  std::vector<std::string> found;
+  for (const char* const table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string number, local, remote, state, rest;
+         lines >> number >> local >> remote >> state; std::getline(lines, rest)) {
+      const size_t colon = local.find(':');
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        found.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return found;
+}
+
+/// Port of this host that the kernel gives to no other program. Our programs may listen on it,
+/// because both sides set SO_REUSEADDR.
+class HeldPort {
+ public:
+  HeldPort() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    const int on = 1;
+    setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    bind(fd_, reinterpret_cast<sockaddr*>(&address), length);
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+    number_ = std::to_string(ntohs(address.sin_port));
+  }
+  ~HeldPort() { close(fd_); }
+  HeldPort(const HeldPort&) = delete;
+  HeldPort& operator=(const HeldPort&) = delete;
+  const std::string& number() const { return number_; }
+  /// From now on the kernel takes connections that no program accepts.
+  void listen() const { ::listen(fd_, SOMAXCONN); }
+
+ private:
+  int fd_;
+  std::string number_;
+};
 
 /// Two ranks on this host, in a folder and at a port of their own.
 struct RanksByHand {
