@@ -3,8 +3,8 @@
 
 #include <deque>
 #include <exception>
+#include <ranges>
 #include <semaphore>
-#include <set>
 #include <thread>
 
 #include "common/base/exit_codes.hpp"
@@ -30,11 +30,13 @@ struct Call {
     return is(*call.operation) && bytes == call.bytes && other == call.other;
   }
   Traffic traffic(int ranks) const { return operation->traffic(ranks, static_cast<double>(bytes)); }
-  std::string text() const {
-    return fmt::format("{}{} of {} bytes", operation->name,
-                       fmt::format(fmt::runtime(operation->of_other), other), bytes);
+  std::string with_other(const char* name) const {
+    return name + fmt::format(fmt::runtime(operation->of_other), other);
   }
-  const char* lane_name() const { return is_message() ? "message" : operation->name; }
+  std::string text() const {
+    return fmt::format("{} of {} bytes", with_other(operation->name), bytes);
+  }
+  std::string span_name() const { return with_other(is_message() ? "message" : operation->name); }
 };
 
 namespace {
@@ -71,8 +73,8 @@ thread_local int own_index = 0;
 /// call that has no end yet. The ranks' times do not depend on that order.
 class Engine {
  public:
-  Engine(int nprocs, const Network& costs, const std::map<std::string, double>& given)
-      : network(costs), ranks(static_cast<std::size_t>(nprocs)), parameters(given) {}
+  Engine(int nprocs, const Network& costs, const std::map<std::string, double>& parameters)
+      : network(costs), ranks(static_cast<std::size_t>(nprocs)), given(parameters) {}
 
   Simulation run(const std::function<void()>& program) {
     for (int index = 0; index < world_size(); ++index) {
@@ -93,23 +95,24 @@ class Engine {
       std::rethrow_exception(error_);
     }
     if (std::ranges::any_of(ranks, &Rank::is_stuck)) {
-      throw Error(ExitCode::kTrainingFailed, deadlock());
+      simulation.deadlock = deadlock();
     }
-    for (const auto& [name, value] : parameters) {
-      if (!asked.contains(name)) {
-        refuse("--set: got {}, expected one of: {}", quote(name), fmt::join(asked, ", "));
+    const auto names = std::views::keys(simulation.parameters);
+    for (const auto& [name, value] : given) {
+      if (!simulation.parameters.contains(name) && simulation.deadlock.empty()) {
+        refuse("--set: got {}, expected one of: {}", quote(name), fmt::join(names, ", "));
       }
     }
-    Simulation simulation{.ranks = {}, .complaints = std::move(complaints)};
     for (Rank& one : ranks) {
       const auto lost = std::ranges::find(one.calls, false, &Call::is_waited_for);
       if (lost != one.calls.end()) {
         simulation.complaints.push_back(
             fmt::format("rank {} never waited for its {}", simulation.ranks.size(), lost->text()));
       }
+      one.record.end_us = one.now_us;
       simulation.ranks.push_back(std::move(one.record));
     }
-    return simulation;
+    return std::move(simulation);
   }
 
   Handle start(Call call) {
@@ -150,7 +153,7 @@ class Engine {
       self.awaited = nullptr;
     }
     if (*call.end_us > self.now_us) {
-      self.record.waiting.push_back({self.now_us, *call.end_us, call.lane_name()});
+      self.record.waiting.push_back({self.now_us, *call.end_us, call.span_name()});
       self.record.waited_us += *call.end_us - self.now_us;
       self.now_us = *call.end_us;
     }
@@ -164,9 +167,8 @@ class Engine {
 
   const Network& network;
   std::vector<Rank> ranks;
-  std::map<std::string, double> parameters;
-  std::set<std::string> asked;  ///< names of parameters
-  std::vector<std::string> complaints;
+  const std::map<std::string, double>& given;  ///< parameters of --set
+  Simulation simulation;
 
  private:
   void thread_main(int index, const std::function<void()>& program) {
@@ -182,7 +184,6 @@ class Engine {
     } catch (...) {
       error_ = std::current_exception();
     }
-    self.record.end_us = self.now_us;
     turn_is_over_.release();
   }
 
@@ -199,7 +200,7 @@ class Engine {
     const Traffic sent = call.traffic(world_size());
     self.record.sent.messages += sent.messages;
     self.record.sent.bytes += sent.bytes;
-    self.record.communication.push_back({begin_us, end_us, call.lane_name()});
+    self.record.communication.push_back({begin_us, end_us, call.span_name()});
     for (Lane* const lane : {&self.out, &self.in}) {
       if (lane->head() == &call) {
         lane->queue.pop_front();
@@ -329,14 +330,16 @@ Handle recv(int from, std::span<float> values) {
 void wait(Handle handle) {
   current().wait(*handle.call);
 }
-double parameter(const std::string& name, double initial) {
-  current().asked.insert(name);
-  const auto found = current().parameters.find(name);
-  return found == current().parameters.end() ? initial : found->second;
+double parameter(const std::string& name, double initial, const std::vector<double>& choices) {
+  const auto found = current().given.find(name);
+  const double value = found == current().given.end() ? initial : found->second;
+  std::vector<double>& values = current().simulation.parameters[name] = {value, initial};
+  values.insert(values.end(), choices.begin(), choices.end());
+  return value;
 }
 void check(bool holds, const std::string& what) {
   if (!holds) {
-    current().complaints.push_back(fmt::format("rank {}: not so: {}", own_index, what));
+    current().simulation.complaints.push_back(fmt::format("rank {}: not so: {}", own_index, what));
   }
 }
 

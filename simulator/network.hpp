@@ -45,6 +45,7 @@ struct Network {
   double us(const Traffic& sent) const {
     return sent.messages * alpha_us + sent.bytes / (1024.0 * 1024.0) * beta_us_per_mib;
   }
+  bool operator==(const Network&) const = default;
 };
 
 }  // namespace ddp::sim

@@ -56,7 +56,8 @@ Handle recv(int from, std::span<float> values);
 void wait(Handle handle);
 
 /// Parameter of the program: `initial`, or the number of --set NAME=NUMBER.
-double parameter(const std::string& name, double initial);
+/// @param choices values for the page of --html, besides the present one, its half and its double
+double parameter(const std::string& name, double initial, const std::vector<double>& choices = {});
 
 /// Lets the run fail if `holds` is false. @param what condition, for the message
 void check(bool holds, const std::string& what);
@@ -65,7 +66,7 @@ void check(bool holds, const std::string& what);
 struct Span {
   double begin_us = 0;
   double end_us = 0;
-  std::string name;
+  std::string name;  ///< "forward", "all_reduce", "message to rank 1"
 };
 
 struct RankRecord {
@@ -78,13 +79,14 @@ struct RankRecord {
 };
 
 struct Simulation {
-  std::vector<RankRecord> ranks;
+  std::vector<RankRecord> ranks;  ///< until the deadlock, if there is one
+  std::map<std::string, std::vector<double>> parameters;  ///< value, then choices for the page
   std::vector<std::string> complaints;  ///< failed checks, and handles without wait()
+  std::string deadlock;  ///< "deadlock at ...", with the call that each rank waits for; or empty
 };
 
 /// Runs `rank` once for each of `nprocs` ranks. @param parameters from --set
-/// @throws UsageError for a parameter that the program does not have, Error (1) "deadlock at ...",
-/// naming the call that each rank waits for, or the exception of a rank
+/// @throws UsageError for a parameter that the program does not have, or the exception of a rank
 Simulation run_ranks(const std::function<void()>& rank, int nprocs, const Network& network,
                      const std::map<std::string, double>& parameters = {});
 
@@ -119,8 +121,13 @@ inline constexpr Quantity messages{"messages",
 inline constexpr Quantity sent_bytes{"sent_bytes",
                                      [](const RankRecord& rank) { return rank.sent.bytes; }};
 
+/// Writes a page that draws the program's runs, with sliders for settings around these ones.
+void write_page(const std::string& file, const std::function<void()>& rank, const Network& network,
+                const Simulation& shown);
+
 /// main() of a simulated program: reads the command line (see --help), runs the ranks, draws their
-/// lanes and checks the targets. @param nprocs number of ranks without --nprocs
+/// lanes and checks the targets, unless --nprocs, --set, --alpha-us or --beta-us-per-mib make the
+/// numbers others than the program's own. @param nprocs number of ranks without --nprocs
 /// @return 0 if every target is met, 1 if a target is missed or a rank failed, 2 for usage
 int simulate(int argc, char** argv, const std::function<void()>& rank,
              std::initializer_list<Target> targets = {}, int nprocs = 2);

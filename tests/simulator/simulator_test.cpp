@@ -1,9 +1,11 @@
 // The simulator of ranks: times computed by hand, deadlocks, mistakes, and its programs.
 #include "simulator/simulator.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
+#include "common/base/files.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
@@ -22,7 +24,11 @@ void require_us(double us, double expected) {
 }
 
 Simulation run(const std::function<void()>& rank, int nprocs) {
-  return run_ranks(rank, nprocs, kNetwork);
+  Simulation simulation = run_ranks(rank, nprocs, kNetwork);
+  if (!simulation.deadlock.empty()) {
+    throw std::runtime_error(simulation.deadlock);
+  }
+  return simulation;
 }
 
 }  // namespace
@@ -176,33 +182,61 @@ TEST_CASE("a check that fails and a result that nobody waits for are mistakes") 
 
 // docs/learn/simulator.md has their whole drawings, and a program with a deadlock.
 TEST_CASE("the programs draw, decide by their targets and refuse a wrong command in one line") {
-  const std::string bin = DDP_BIN_DIR;
+  const std::string bin = DDP_BIN_DIR "/";
   for (const char* name :
        {"sim_after_backward", "sim_buckets", "sim_late_rank", "sim_ring_all_reduce"}) {
     INFO(name);
-    const auto result = run_program({bin + "/" + name});
+    const auto result = run_program({bin + name});
     REQUIRE(result.exit_code == 0);
     REQUIRE(contains(result.out, ": met, "));
     REQUIRE_FALSE(contains(result.out, "missed"));
-    REQUIRE(result.out == run_program({bin + "/" + name}).out);
+    REQUIRE(result.out == run_program({bin + name}).out);
   }
-  const auto late = run_program({bin + "/sim_late_rank"});
-  REQUIRE(contains(late.out, "communication |" + std::string(61, ' ') + "AAAAAAA    |"));
-  for (const std::string nprocs : {"1", "2", "3", "7"}) {  // the targets are for four
-    const auto ring = run_program({bin + "/sim_ring_all_reduce", "--nprocs", nprocs});
-    REQUIRE_FALSE(contains(ring.out, "not so"));
+  const auto lane = [](int before, const std::string& drawn) {
+    return "communication |" + std::string(static_cast<std::size_t>(before), ' ') + drawn;
+  };
+  const std::string rounds = "M-----M-----M-----M-----M-----M-----" + std::string(36, ' ');
+  for (const auto& [command, exit_code, said] :
+       std::vector<std::tuple<std::string, int, std::string>>{
+           {"sim_late_rank", 0, lane(61, "A------    |")},
+           {"sim_after_backward", 0, lane(56, "AAA--AA----A    |")},
+           {"sim_ring_all_reduce --width-us 420", 0, lane(0, rounds + "|\n")},
+           {"sim_buckets", 0, " ranks, alpha 10 us, beta 100 us/MiB, bucket_mib 1\n"},
+           {"sim_buckets --set bucket_mib=0.000001", 0, "2243.3       193.3        12     2678824"},
+           {"sim_buckets --set bucket_mib=0.01", 0, "2223.3       173.3         6     2678824"},
+           {"sim_buckets --set bucket_mib=1000", 0, "2325.5       275.5         2     2678824"},
+           {"sim_buckets --set bucket_mib=1000", 0, "target messages == 4: not checked, 2"},
+           {"sim_buckets --alpha-us 20", 0, "target step_us <= 2230: not checked, 2243.3"},
+           {"sim_buckets --beta-us-per-mib 200", 0, "target step_us <= 2230: not checked, 2376.6"},
+           {"sim_ring_all_reduce --nprocs 1", 0, "target messages == 6: not checked, 0"},
+           {"sim_ring_all_reduce --nprocs 7", 0, "target messages == 6: not checked, 12"},
+           {"sim_buckets --set bucket=1", 2, "--set: got \"bucket\", expected one of: bucket_mib"},
+           {"sim_buckets --set bucket_mib", 2, "expected NAME=NUMBER"},
+           {"sim_buckets --alpha-us nan", 2, "expected a finite number > 0"},
+           {"sim_buckets --width-us 2223", 2, "--width-us: got 2223, expected 2224 at least"},
+           {"sim_buckets --html /nowhere/lanes.html", 2, "/nowhere"}}) {
+    const auto result = run_program(ddp::test::words(bin + command));
+    INFO(command << "\n" << result.out << result.err);
+    CHECK(result.exit_code == exit_code);
+    CHECK(contains(exit_code == 0 ? result.out : result.err, said));
+    CHECK(std::ranges::count(result.err, '\n') == (exit_code == 0 ? 0 : 1));
   }
-  const auto missed = run_program({bin + "/sim_buckets", "--alpha-us", "20"});
-  REQUIRE(missed.exit_code == 1);
-  REQUIRE(contains(missed.out, "target step_us <= 2230: missed, 2243.3"));
-  for (const auto& [arguments, said] : std::vector<std::pair<std::string, std::string>>{
-           {" --set bucket=1", "--set: got \"bucket\", expected one of: first_bucket_mib"},
-           {" --set first_bucket_mib", "expected NAME=NUMBER"},
-           {" --alpha-us nan", "expected a finite number > 0"}}) {
-    const auto result = run_program(ddp::test::words(bin + "/sim_buckets" + arguments));
-    INFO(result.err);
-    REQUIRE(result.exit_code == 2);
-    REQUIRE(contains(result.err, said));
-    REQUIRE(result.err.find('\n') == result.err.size() - 1);
+}
+
+TEST_CASE("a missed target fails the program, and a page is written for any names and errors") {
+  const ddp::ScratchFolder folder("ddp-simulator");
+  const std::string file = folder.path() + "/page.html";
+  std::vector<std::string> words = {"program", "--html", file};
+  std::vector<char*> argv = {words[0].data(), words[1].data(), words[2].data()};
+  const auto rank = [] {
+    compute(parameter("us", 3), "</script>");
+    if (my_rank() == 0 && world_size() > 2) {
+      throw std::runtime_error("fails with many");
+    }
+  };
+  REQUIRE(simulate(3, argv.data(), rank, {step_us <= 2}) == 1);
+  const std::string page = ddp::read_text(file);
+  for (const char* part : {"\\u003c/script>", "fails with many", "\"us\":[1.5,3.0,6.0]"}) {
+    CHECK(contains(page, part));
   }
 }
