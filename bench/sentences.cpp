@@ -230,7 +230,7 @@ constexpr struct {
     {"threads", "Ranks beside threads: {}.", ranks_beside_threads},
     {"peers", "Frameworks, same cores and batch (* not significant): {}.", peers},
     {"unchecked", "Nobody checked what was trained: {}.", unchecked},
-    {"controls", "How far equal commands differed: {}; what differs less is not significant.",
+    {"controls", "How far equal commands differed: {}; smaller differences may be chance.",
      controls},
 };
 

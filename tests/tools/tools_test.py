@@ -95,7 +95,7 @@ class Tools(Scratch):
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         self.copy("tools/installing.sh", "checkout")
         script = self.copy("tools/setup.sh", "checkout")
-        for name in "bin/dirname", "bin/flock":
+        for name in "bin/dirname", "bin/flock", "bin/mkdir":
             self.script(name, f'#!/bin/sh\nexec {shutil.which(name[4:])} "$@"\n')
         for name, message in ("lib/libtorch_cpu.so", "setup: LIBTORCH=a is no LibTorch"), ("include/torch/x.h", "setup: no g++ and no apt-get here"):
             self.write(f"a/{name}", "")
