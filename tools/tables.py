@@ -12,6 +12,7 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] [results/FILE] -->`, 
     peers [MODEL]       the frameworks, each beside the fastest stage on as many cores with the same global batch, and beside the
                         fastest over the same transport
     columns             the numbers of a run: the fields of bench/columns.list, what they mean and how they are computed
+    ladder              of results/lessons.json: ways to average the gradients of a deep and narrow model, over Gloo
     normal              of each report in results/: the efficiency of 03_ddp_spawn, date and command
 
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals. `~`: see marked().
@@ -20,6 +21,7 @@ Speed-ups and ratios are the report's own, from launches that ran close together
 import gzip
 import json
 import re
+import statistics
 import sys
 
 from pages import ROOT, rewrite, table_rows
@@ -32,7 +34,10 @@ PIECES = [key for key in COLUMNS if key.startswith("pieces_ms.")]
 
 def load(path):
     data = path.read_bytes()
-    report = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["ddp_scaling"]
+    report = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    if "ddp_scaling" not in report:
+        return report
+    report = report["ddp_scaling"]
     if report["schema_version"] != 3 or report["partial"]:
         raise ValueError(f"schema_version {report['schema_version']}, partial {report['partial']}, expected a whole report of version 3")
     return report
@@ -141,6 +146,17 @@ def columns(_report, _argument):
                                                             for keys, _, unit, *_, meaning, formula in table_rows("bench/columns.list")])
 
 
+def ladder(lessons, _argument):
+    rows = []
+    for rung, way, when in (("03", "a message per parameter", "after backward"), ("03b", "one flat message", "after backward"),
+                            ("08", "a hook per parameter", "during backward"), ("09", "buckets of 40 KB", "during backward"),
+                            ("wrapper", "`DistributedDataParallel`", "during backward"), ("compiled", "a compiled step", "after backward")):
+        times, beside = (statistics.median(lessons["ladder"][rung][key]) for key in ("step_ms", "wrapper_step_ms"))
+        interval = [limit(lessons["ladder"][rung]["step_ms"]) for limit in (min, max)]
+        rows.append([way, when, rung if rung[0] == "0" else "-", lessons["ladder"][rung]["messages"], show(times, interval), times / beside])
+    return table(["gradients travel as", "when", "exercise", "messages", "step, ms", "times the wrapper"], rows)
+
+
 def normal(_report, _argument):
     rows, models = [], ("M", "L")
     for file in sorted((ROOT / "results").glob("*.json.gz")):
@@ -157,7 +173,7 @@ def normal(_report, _argument):
     return table(["machine", "ranks", "transport", *(f"{model}: efficiency" for model in models), "date", "LibTorch", "command"], rows)
 
 
-KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, columns, normal)}
+KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, columns, ladder, normal)}
 
 
 def update_page(page, text):

@@ -21,9 +21,11 @@ LOOK = """<script>{
 const lane = () => byId("lanes"), list = (query, get) => Array.from(document.querySelectorAll(query), get);
 const look = () => ({
   command: byId("command").textContent, numbers: list("#numbers b", (one) => one.textContent.replaceAll(",", "")), text: byId("numbers").innerText,
-  ranks: list(".rank", (one) => one.title), overflow: list("html", (one) => one.scrollWidth - one.clientWidth)[0], width: lane().clientWidth,
-  bars: list("i", (one) => [one.title, one.offsetLeft, one.offsetWidth, one.offsetHeight, one.textContent]),
-  legend: list("#legend span", (one) => one.textContent), colors: new Set(list("#legend span", (one) => one.style.borderColor)).size,
+  ranks: list(".rank", (one) => one.title), overflow: list("html", (one) => one.scrollWidth - one.clientWidth)[0],
+  width: lane().clientWidth, left: lane().offsetLeft, legend: list("#legend span", (one) => one.textContent),
+  bars: list("i", (one) => [one.title, one.offsetLeft, one.offsetWidth, one.offsetHeight, one.textContent,
+    one.parentNode.parentNode.matches(":last-child")]),
+  colors: new Set(list("#legend span", (one) => one.style.borderColor)).size,
   mark: list(".mark", (one) => one.offsetLeft)[0], axis: list(".axis span", (one) => [parseFloat(one.textContent.replace(",", "")), one.offsetLeft]),
 });
 const seen = [look()];
@@ -40,7 +42,7 @@ const [played] = lane().getAnimations(), { left, top } = lane().getBoundingClien
 const shown = [0.1, 0.5, 0.9].map((part) => {
   played.pause();
   played.currentTime = part * 7000;
-  return [0.05, 0.45, 0.85].filter((place) => document.elementFromPoint(left + place * lane().clientWidth, top + 15)?.tagName === "I").length;
+  return [part - 0.04, part + 0.04].map((place) => document.elementFromPoint(left + place * lane().clientWidth, top + 15).tagName === "I");
 });
 const paper = getComputedStyle(document.body).backgroundColor;
 add(document.body, "pre", { id: "said", textContent: JSON.stringify({ seen, shown, wrong, paper }) });
@@ -79,16 +81,17 @@ class Html(unittest.TestCase):
         scales = []
         for seen, end in zip(said["seen"], (2223.32, 2325.473, 4624.727, 4624.727, 2095.547), strict=True):
             scales.append(seen["width"] / end)
-            for title, left, width, height, text in seen["bars"]:
+            for title, left, width, height, text, is_lower in seen["bars"]:
                 kind, name, begin, until = re.fullmatch("(.*), (.*): (.*) to (.*) us", title).groups()
                 self.assertAlmostEqual(left, float(begin) * scales[-1], delta=1)
                 self.assertAlmostEqual(width, max(2, (float(until) - float(begin)) * scales[-1]), delta=1)
                 self.assertEqual([height, text], [22, name if kind != "waiting" and width > 56 else ""])
+                self.assertEqual(is_lower, kind == "communication")
             for us, left in [*seen["axis"], [2223.32, seen["mark"]]]:
                 self.assertAlmostEqual(left, us * scales[-1], delta=1)
         self.assertEqual(said["seen"][0]["legend"], ["data", "forward", "backward", "optimizer", "waiting", "all_reduce"])
-        self.assertEqual([said["seen"][0]["colors"], len(said["seen"][0]["axis"])], [6, 4])
-        self.assertEqual(said["shown"], [1, 2, 3])
+        self.assertEqual([said["seen"][0]["colors"], [us for us, _ in said["seen"][0]["axis"]]], [6, [0, 500, 1000, 1500]])
+        self.assertEqual(said["shown"], 3 * [[True, False]])
         shown = {"--alpha-us": 10, "--beta-us-per-mib": 100, "--nprocs": 2, "bucket_mib": 1}
         self.assertEqual(document["shown"], shown)
         for bucket_mib, messages, last in (1e-6, 6, 2243.32), (1, 2, 2223.32), (1000, 1, 2325.47):
@@ -100,7 +103,8 @@ class Html(unittest.TestCase):
     def test_a_narrow_dark_window_shows_all_and_a_deadlock_is_its_message(self):
         for program in "sim_ring_all_reduce", "sim_deadlock":
             said, _, ran = show(program, ("--nprocs", 8), options=("--blink-settings=preferredColorScheme=0", "--window-size=400,800"))
-            for title, _, _, height, _ in said["seen"][0]["bars"]:
+            self.assertGreater(said["seen"][0]["left"], 56)  # room for "rank 0"
+            for title, _, _, height, *_ in said["seen"][0]["bars"]:
                 self.assertEqual(height, 11 if title.startswith("communication, message") else 22)
             self.assertEqual([seen["overflow"] for seen in said["seen"]] + [said["paper"]], [0, 0, 0, "rgb(21, 24, 28)"])
         self.assertEqual([ran.returncode, ran.stderr], [1, f"sim_deadlock: error: {said['seen'][0]['text']}\n"])

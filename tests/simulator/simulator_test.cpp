@@ -163,6 +163,8 @@ TEST_CASE("a deadlock, and what a program must not do, ends with a line that say
     CHECK(contains(ddp::test::message_of([&] { run(program, 2); }), said));
   }
   REQUIRE_THROWS_AS(my_rank(), std::logic_error);
+  const auto asks_late = [&] { condition(), parameter("late", 1); };
+  REQUIRE(contains(run_ranks(asks_late, 2, kNetwork, {{"late", 2}}).deadlock, "deadlock at 100"));
 }
 
 TEST_CASE("a check that fails and a result that nobody waits for are mistakes") {
