@@ -10,6 +10,8 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
+import json
+import os
 import pathlib
 import re
 import sys
@@ -28,11 +30,17 @@ from support.scratch import Scratch  # noqa: E402
 loader = importlib.machinery.SourceFileLoader("exercise", str(ROOT / "tools" / "exercise"))
 exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exercise", loader))
 loader.exec_module(exercise)
-
+os.environ["PATH"] = os.defpath  # the commands of the pages need no other programs than the system's
 
 BY_HAND = """      for (const torch::Tensor& parameter : model->parameters()) {
         ddp::all_reduce(parameter.grad());  // collective: the sum over the ranks
         parameter.grad().div_(launch.world_size);
+      }
+"""
+DIVIDE = "        parameter.grad().div_(launch.world_size);\n"
+FLAT = "      ddp::all_reduce(flat);  // collective: the sum over the ranks\n"
+ALONE = """      for (const torch::Tensor& gradient : gradients) {
+        ddp::all_reduce(gradient.clone());
       }
 """
 SEED = "torch::manual_seed(options.seed + static_cast<uint64_t>(rank));"
@@ -40,6 +48,7 @@ SAMPLER = "sampler(dataset.train.size(), launch.rank, launch.world_size,"
 OPTIMIZER = "  const auto optimizer = ddp::make_optimizer(model->parameters(), options);\n"
 INCLUDE = '#include "common/stage.hpp"'
 OWN_OPTIMIZER = "  const auto optimizer = std::make_unique<torch::optim::{}>(model->parameters(), {});\n"
+WRAPPED = {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"}
 WAIT = "        group.wait(message.work);\n"
 
 # Programs beside a copy as it is: the exercise, the program to begin with (1: its solution, 0: its copy, or another exercise's copy or solution),
@@ -49,26 +58,34 @@ PROGRAMS = [
     ("01", 1, {SAMPLER: SAMPLER.replace("launch.rank", "0")}, "different rank on each"),
     ("01", 1, {SAMPLER + "\n                                  options.seed": SAMPLER + "options.seed + rank"}, "same seed on all ranks"),
     ("02", 0, {SEED: "torch::manual_seed(options.seed);"}, "Leave the seeds as they are"),
-    ("02", 0, {SEED: SEED + "torch::manual_seed(options.seed);"}, "broadcast the weights"),
+    ("02", 0, {SEED: SEED + "at::manual_seed(options.seed + 0);"}, "broadcast the weights"),
     ("02", 1, {"broadcast(parameter.detach())": "all_reduce(parameter.detach())"}, "not on the first weights of rank 0"),
-    ("02", 0, {SEED: SEED + "extern int missing; torch::manual_seed(missing);"}, "does not compile yet"),
+    ("02", 0, {SEED: SEED + "extern int missing; std::cout << missing;"}, "by_hand.cpp: error: undefined reference"),
     ("03", "06 copy", {}, "before the step"),
-    ("03", 1, {"        parameter.grad().div_(launch.world_size);\n": ""}, "Are they sums?"),
-    ("03", 0, {OPTIMIZER: "  ddp::DistributedDataParallel parallel_model(model);\n" + OPTIMIZER, "model->forward": "parallel_model.forward"},
-     "by hand"),
+    ("03", 1, {DIVIDE: ""}, "Are they sums?"),
+    ("03", 1, {DIVIDE: "", OPTIMIZER: OPTIMIZER + "  for (auto& of : optimizer->param_groups()) of.options().set_lr(of.options().get_lr() / 2);\n"},
+     "smaller learning rate"),
+    ("03", 1, {DIVIDE: "", OPTIMIZER: OWN_OPTIMIZER.format("Adam", "1e-3"), INCLUDE: INCLUDE + "\n#include <torch/optim/adam.h>"}, "not the mean"),
+    ("03", 1, {"parameter.grad().div_(launch.world_size)": "parameter.grad() /= launch.world_size"}, "grad() is const"),
+    ("03", 1, {DIVIDE: "", "loss.backward()": "(loss / launch.world_size).backward()"}, None),
+    ("03", 0, {OPTIMIZER: OPTIMIZER + "  ddp::Accelerator accelerator(options, launch);\n"}, "by hand"),
+    ("03", 0, WRAPPED, "by hand"),
     ("03", 1, {BY_HAND: """      for (const torch::Tensor& parameter : model->parameters()) {
         ddp::all_reduce(parameter.grad().div_(launch.world_size));
       }
 """}, None),
+    ("03b", 0, WRAPPED, "by hand"),
+    ("03b", 1, {FLAT: ALONE + FLAT}, "left in a loop"),
+    ("03b", 1, {"      flat.div_(launch.world_size);\n": ""}, "Is the sum divided"),
+    ("03b", 1, {"flat.narrow(0, begin, ": "flat.narrow(0, 0, "}, "its own parameter"),
+    ("03b", 1, {"        parameter.grad().copy_": "        if (begin > 249'600) parameter.grad().copy_"}, "must be in the message"),
+    ("03b", 1, {"loss.backward();": "loss.backward();\n      optimizer->step();", "parameter.grad().flatten()": "parameter.detach().flatten()",
+                "parameter.grad().copy_": "parameter.detach().copy_", "      }\n      optimizer->step();": "      }"}, "right with SGD only"),
     ("04", 0, {"options.seed);\n  ddp::DataLoader": "options.seed, false);\n  ddp::DataLoader"}, "order of one process"),
     ("04", 0, {"      optimizer->zero_grad();": "      sampler.set_epoch(epoch);\n      optimizer->zero_grad();"}, "before the loader begins"),
-    ("05", 0, {OPTIMIZER: OPTIMIZER + "  for (auto& of : optimizer->param_groups()) of.options().set_lr(of.options().get_lr() / 2);\n"},
-     "smaller learning rate"),
-    ("05", 0, {OPTIMIZER: OWN_OPTIMIZER.format("Adam", "1e-3"), INCLUDE: INCLUDE + "\n#include <torch/optim/adam.h>"}, "not the mean"),
-    ("05", 1, {"parameter.grad().div_(launch.world_size)": "parameter.grad() /= launch.world_size"}, "grad() is const"),
-    ("05", 0, {"loss.backward()": "(loss / launch.world_size).backward()"}, None),
     ("06", 0, {OPTIMIZER: OWN_OPTIMIZER.format("SGD", "0.1"), INCLUDE: INCLUDE + "\n#include <torch/optim/sgd.h>"}, "`--optimizer` must choose"),
-    ("06", "05 copy", {}, "Did you divide the sum?"),
+    ("06", 1, {DIVIDE: ""}, "Did you divide the sum?"),
+    ("06", 0, {"loss.backward();\n": "loss.backward();\n" + BY_HAND}, "average no weights"),
     ("07", 1, {"  ddp::expect_same_weights(*model);  // collective\n": ""}, "Keep it"),
     ("07", 1, {"    epoch_loss.div_(launch.world_size);\n": ""}, "divide the sum"),
     ("08", 0, {"      // Yours, about five lines: wait for all messages, and make means of the sums.\n": BY_HAND}, "after backward has ended"),
@@ -94,6 +111,8 @@ PROGRAMS = [
                "      optimizer->step();": "      all->step();",
                "  // 4.": "  const auto all = ddp::make_optimizer(model->parameters(), options);\n  // 4."},
      "second optimizer"),
+    ("11", 1, {"group.reduce_scatter(flat(gradients, launch.world_size))": "group.all_gather(flat(gradients, launch.world_size)).sum(0)[rank]"},
+     "by one reduce-scatter"),
     ("11", 1, {"parameter.detach().copy_": "parameter.copy_"}, "change parameter.detach()"),
     ("11", 1, {"sum / launch.world_size": "sum"}, "Adam hides a sum"),
     ("12", 0, {"784,256,10": "784,256,10 --resume restart"}, "did not read the snapshot"),
@@ -101,14 +120,14 @@ PROGRAMS = [
 ]
 
 
-NOT_COMPILED = ("does not compile yet", "grad() is const")
+NOT_COMPILED = ("by_hand.cpp: error: undefined reference", "grad() is const")
 BUILD = exercise.build
 
 
 def program(page, base, edits):
     """The text of a program: a copy or a solution, with some of its text replaced."""
     if isinstance(base, str):
-        page, base = exercise.find(base[:2]), base.endswith("solution")
+        page, base = exercise.find(base.split()[0]), base.endswith("solution")
     text = page.right if base else page.broken
     for old, new in edits.items():
         assert text.count(old) == 1, f"{page.title}: got {text.count(old)} times, expected once: {old}"
@@ -168,6 +187,11 @@ class Programs(unittest.TestCase):
             for built in pool.map(lambda stage: build_together(*stage, pathlib.Path(name) / stage[0].program), stages.values()):
                 scripts.update(built)
             found = [complaint for complaint in pool.map(lambda case: complaint(*case), cases) if complaint]
+            if "03b" in [page.number for page, *_ in cases]:
+                (pathlib.Path(name) / "bin").symlink_to(BUILD_DIR / "bin")
+                with mock.patch.object(exercise, "LAUNCHES", 1), contextlib.redirect_stdout(io.StringIO()) as printed:
+                    exercise.ladder("03b", None, True, pathlib.Path(name))
+                self.assertRegex(printed.getvalue(), r"\n03b One flat message +1 +\d")
         self.assertEqual(found, [], "\n".join(found))
 
 
@@ -177,15 +201,23 @@ class Pages(Scratch):
         result = self.run_here(ROOT / "tools/exercise", *words.split())
         return result.returncode, result.stdout, result.stderr
 
-    def test_every_exercise_is_listed_once_and_in_order(self):
-        listed = re.findall(r"^\| \[(.+?)\]\((\S+?)#", (exercise.PAGES / "README.md").read_text(), re.MULTILINE)
-        self.assertEqual(listed, [(page.title, page.page.name) for page in exercise.exercises()])
-        self.assertEqual([page.number for page in exercise.exercises()], [f"{number:02}" for number in range(1, 13)])
+    def main(self, arguments):
+        """@return exit code and output of tools/exercise in this process, so that its functions can be mocked"""
+        with (mock.patch.object(sys, "argv", ["exercise", *arguments.split()]), contextlib.redirect_stdout(io.StringIO()) as printed):
+            return f"{exercise.main()} {printed.getvalue()}"
 
-    def test_short_path_is_the_same_on_both_pages(self):
-        path = re.search(r"little time, take (.+)\.", (exercise.PAGES / "README.md").read_text())[1]
+    def test_every_exercise_is_listed_once_and_in_order(self):
+        listed = re.findall(r"^\| \**\[(.+?)\]\((\S+?)#", (exercise.PAGES / "README.md").read_text(), re.MULTILINE)
+        self.assertEqual(listed, [(page.title, page.page.name) for page in exercise.exercises()])
+        self.assertEqual([page.number for page in exercise.exercises()], "01 02 03 03b 04 06 07 08 09 10 11 12".split())
+
+    def test_short_path_is_the_same_on_both_pages_and_comes_first(self):
         lines = re.findall(r"\[Exercises\]\(docs/exercises/README.md\) (\d.*?) \|", (ROOT / "README.md").read_text())
-        self.assertEqual(re.findall(r"\d\d", path), re.findall(r"\d\d", "".join(lines)))
+        done, path = set(), re.findall(r"\b\d\d\w?\b", "".join(lines))
+        for number in [*path, "02", "04", "08", "09", "10", "11"]:
+            self.assertRegex(exercise.next_of(done), f"^Next: tools/exercise {number} ")
+            done.add(number)
+        self.assertEqual(exercise.next_of(done), "All exercises are done.")
 
     def test_every_row_is_read_and_every_copy_differs_from_its_solution(self):
         text = "".join(path.read_text() for path in exercise.PAGES.glob("*.md"))
@@ -210,14 +242,19 @@ class Pages(Scratch):
 
     def test_the_copy_is_kept_and_exit_codes_tell_what_is_right(self):
         with mock.patch.object(exercise, "check") as check, mock.patch.object(exercise, "build", return_value="an error"):
-            for file in "train.sh", "by_hand.cpp":
+            for file in "train.sh", "by_hand.cpp", "exercise/03b/by_hand.cpp":
                 self.write(file, "mine")
-            for arguments, is_right, answer in (("", None, "^0 01 .*\n12 "), ("12", None, "^0 .*stays as it is.*an error"), ("11 --check", False, "^1 .*still wrong"),
-                                                ("11 --check", True, "^0 .*11: right.*Next: tools/exercise 12 "), ("11 --solution", None, "^0 .*A ring sends")):
+            here = f"--folder {self.folder} --build-dir {os.path.relpath(self.folder)}"
+            for arguments, is_right, answer in ((f"12 {here}", None, "^0 .*stays as it is.*an error"),
+                                                (f"11 --check {here}", False, "^1 .*still wrong"),
+                                                (f"11 --check {here}", True, "^0 .*11: right.*A ring sends.*Next: tools/exercise 01 "),
+                                                (f"11 --solution {here}", None, "^0 .*A ring sends"), ("11 --hint", None, r"^0 `group\.reduce_scatter"),
+                                                (f"3b --check --build-dir {self.folder}", True, "^0 .*03b --time.*Next: tools/exercise 01"),
+                                                (f"--build-dir {self.folder}", None, "^0   01 .*\n  03 .*\n✓ 03b .*\n  12 .*Next: tools/exercise 01 ")):
                 check.return_value = is_right, ["a row"], ""
-                with (mock.patch.object(sys, "argv", ["exercise", *arguments.split(), "--folder", str(self.folder), "--build-dir", "build"]),
-                      contextlib.redirect_stdout(io.StringIO()) as printed):
-                    self.assertRegex(f"{exercise.main()} {printed.getvalue()}", f"(?s){answer}")
+                self.assertRegex(self.main(arguments), f"(?s){answer}")
+            self.write("exercise/03b/by_hand.cpp", "changed")
+            self.assertRegex(self.main(f"--build-dir {self.folder}"), "\n  03b ")
             self.assertTrue(check.call_args[0][2].is_absolute())  # commands run in other folders
             self.assertEqual((self.folder / "train.sh").read_text(), "mine")
             with mock.patch.object(pathlib.Path, "chmod", side_effect=PermissionError):  # a file system without modes
@@ -232,15 +269,49 @@ class Pages(Scratch):
                 code, printed, said = self.exercise(f"11 --build-dir . --folder . {words or '--check'}")
                 self.assertEqual((code, "" if words else printed, said.count("\n")), (2, "", 1), said)
             self.assertIn("--nonsense", self.exercise("--nonsense")[2])
-            code, printed, said = self.exercise("5 --check --folder /nowhere")
-            self.assertEqual((code, printed), (2, ""))
-            self.assertRegex(said, "make it first: tools/exercise 05 --folder /nowhere$")
+            for words, message in (("3 --check --folder /nowhere", "make it first: tools/exercise 03 --folder /nowhere$"),
+                                   ("5", "got 5, expected one of 01"), ("4 --time", "got 4, expected one of 03, "),
+                                   ("3 --time --build-dir .", "got no text that a check called right"), ("3 --solution --check", "alone or with --time$")):
+                code, printed, said = self.exercise(words)
+                self.assertEqual((code, printed), (2, ""))
+                self.assertRegex(said, message)
             program.unlink()
             for wrong, message in ((lambda: exercise.find("99"), "got 99, expected one of 01, 02"),
                                    (lambda: exercise.build(exercise.find("11"), self.folder, self.folder), "expected a build there"),
                                    (lambda: exercise.reference_facts("exit 3", ROOT), "got exit code 3, expected 0"),
-                                   (lambda: exercise.run("sleep 9", None, None, ROOT), "got no end after 0.1 s")):
+                                   (lambda: exercise.reference_facts("sleep 9", ROOT), "got no end after 0.1 s")):
                 self.assertRaisesRegex(exercise.Bad, message, wrong)
+
+    def test_a_ladder_is_timed_in_turns_and_kept(self):
+        def program(name, loss, milliseconds, messages):
+            events = [{"name": "all_reduce", "ts": step, "dur": 1} for step in range(16 * messages)]
+            trace = self.write(f"{milliseconds}.json", json.dumps({"traceEvents": events}))
+            return self.script(name, f"""#!/bin/sh
+                case "$*" in *--trace*) cp {trace} trace.rank0.json;; *) echo {milliseconds} >> {self.folder}/log;; esac
+                echo '{{"step": 0, "loss": {loss}}}' > sgd.jsonl; echo 'digest 1 | step {milliseconds} ms | 1 samples/s'""")
+
+        def build(page, folder, _):
+            program(folder / page.program, losses.pop(), *(8, 60) if page.number == "03" else (6, 1))
+
+        losses = [2.5, 1.5, 1.5]
+        program("bin/03_ddp_spawn", 1.5, 4, 1)
+        with mock.patch.object(exercise, "build", build), mock.patch.object(exercise, "LAUNCHES", 2):
+            self.write("exercise/03/by_hand.cpp", "mine")
+            self.write("exercise/03/right", "mine")
+            self.assertRegex(self.main(f"3 --time --build-dir {self.folder}"),
+                             r"(?s)\n03 Average the gradients +60 +8.00 \(8.00-8.00\) +2.00\n03b .* -\nwrapper +1 .*1.00\n")
+            self.assertEqual((self.folder / "log").read_text().split(), ["8", "4", "4", "8"])
+            flat = f"3b --time --solution --build-dir {self.folder}"
+            self.assertRegex(self.main(flat), r"(?s)\n03 .* 2.00\n03b .* 1 +6.00 .* 1.50\n")
+            self.assertRaisesRegex(exercise.Bad, "03b: got another training.*: step 0: loss 2.5", self.main, flat)
+
+    def test_errors_of_a_compiler_are_those_of_the_copy(self):
+        copy = pathlib.Path("/x/by_hand.cpp")
+        for printed, shown in (("/x/by_hand.cpp:9:3: error: no y [-fpermissive]\n  9 | y\n/t.h:5:1: error: z", "by_hand.cpp:9:3: error: no y"),
+                               ("/t.h: In instantiation of f:\n/x/by_hand.cpp:9:3:   required from here\n/t.h:5:1: error: no z", "by_hand.cpp:9:3: error: no z"),
+                               ("ld: copy.o: in f:\n(.text+0x1): undefined reference to `g'\nmore", "by_hand.cpp: error: undefined reference to `g'"),
+                               ("ld: no space", "ld: no space")):
+            self.assertEqual(exercise.own_errors(printed, copy), shown)
 
     def test_facts_are_of_the_last_epoch_and_of_all_ranks(self):
         epochs = "".join(f"[CPU{rank}] Epoch {epoch} | Batchsize: 8 | Steps: {4 + epoch} | Loss: {loss}\n"
@@ -262,7 +333,9 @@ class Pages(Scratch):
     def test_a_row_holds_or_not(self):
         for yours, operator, value, is_right in (("nan", "=", "1", False), (None, "=", "1", False), ("nan", ">", "0", False), (None, ">", "0", False),
                                                  ("0", ">", "0", False), ("1", ">", "0", True), ("f( a );  // b", "has", "f(a);", True),
-                                                 ("// f(a);", "has", "f(a);", False), ("// f(a);", "lacks", "f(a);", True), ("f(a );", "lacks", "f(a);", False)):
+                                                 ("// f(a);", "has", "f(a);", False), ("/* f(a);\n*/", "has", "f(a);", False), ("f()", "once", "f(", True),
+                                                 ("f() f()", "once", "f(", False), ("g()", "lacks", "f( or g(", False),
+                                                 ("2", "=", "1 or 2", True), ("// f(a);", "lacks", "f(a);", True), ("f(a );", "lacks", "f(a);", False)):
             self.assertEqual(exercise.complaint(yours, operator, value) is None, is_right, (yours, operator))
 
 
