@@ -248,6 +248,10 @@ class Pages(Scratch):
                                                 (f"--build-dir {self.folder}", None, "^0   01 .*\n  03 .*\n✓ 03b .*\n  12 .*Next: tools/exercise 01 ")):
                 check.return_value = is_right, ["a row"], ""
                 self.assertRegex(self.main(arguments), f"(?s){answer}")
+            with mock.patch.object(exercise, "ladder"):
+                for arguments in re.findall("^tools/exercise(.*?) *#", (exercise.PAGES / "README.md").read_text(), re.MULTILINE):
+                    check.return_value = True, ["a row"], ""
+                    self.assertRegex(self.main(f"{arguments} {here}"), "^0 ")
             self.write("exercise/03b/by_hand.cpp", "changed")
             self.assertRegex(self.main(f"--build-dir {self.folder}"), "\n  03b ")
             self.assertTrue(check.call_args[0][2].is_absolute())  # commands run in other folders
