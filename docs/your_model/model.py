@@ -6,10 +6,10 @@ from torch import nn
 
 def model():
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(16 * 7 * 7, 10),
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, 10),
     )
 
 
@@ -19,5 +19,5 @@ def loss(output, target):
 
 
 def example():
-    """@return a batch: (samples, 784) pixels and (samples) classes"""
-    return torch.rand(8, 784), torch.randint(10, (8,))
+    """@return a batch: (samples, 64) pixels and (samples) classes"""
+    return torch.rand(8, 64), torch.randint(10, (8,))
