@@ -1,37 +1,103 @@
 #!/usr/bin/env python3
-"""docs/your_model is built against an installation of this build, by find_package() and outside the tree, and trains.
+"""docs/your_model is built against an installation of this build, by find_package() and outside the tree, and trains as PyTorch does.
 
 usage: your_model_test.py BUILD_DIR CMAKE TORCHRUN CXX_FLAGS
 """
 
+import math
 import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORK = ["2", "2113"]  # 34 steps per epoch; in the last step one rank has no sample
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs/your_model")]
+import model as cnn  # noqa: E402
+from support.scratch import Scratch  # noqa: E402
+
+DIGITS = ROOT / "data/digits.safetensors"
+STEPS = 20  # of the GPT
 
 
 def run(*command, **options):
-    return subprocess.run([str(word) for word in command], check=False, text=True, capture_output=True, timeout=240, **options)
+    return subprocess.run([str(word) for word in command], check=False, text=True, capture_output=True, timeout=480, **options)
+
+
+def order(size, epoch=0):
+    return torch.randperm(size, generator=torch.Generator().manual_seed(42 + epoch))
+
+
+def train(model, optimizer, rates, batches, loss):
+    """@return the loss of each step, and the norms of the gradients"""
+    losses, norms = [], []
+    for rate, batch in zip(rates, batches, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        losses.append(loss(batch))
+        losses[-1].backward()
+        norms.append(clip_grad_norm_(model.parameters(), 1))
+        optimizer.step()
+    return [value.item() for value in losses], [value.item() for value in norms]
+
+
+def your_model_in_python(file, epochs):
+    """@return (loss, held-out loss, accuracy, moved) of each epoch"""
+    data, rows = load_file(file), []
+    torch.manual_seed(42)
+    model = cnn.model()
+    initial = parameters_to_vector(model.parameters()).detach()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for epoch in range(epochs):
+        batches = order(len(data["labels"]), epoch).split(64)
+        rates = [0.1 * min(1, (epoch * len(batches) + step + 1) / 20) for step in range(len(batches))]
+        losses, _ = train(model, optimizer, rates, batches, lambda batch: cnn.loss(model(data["features"][batch] / 16), data["labels"][batch]))
+        output, labels = model(data["test_features"] / 16).detach(), data["test_labels"]
+        rows.append([sum(losses) / len(losses), cnn.loss(output, labels).item(), (output.argmax(1) == labels).float().mean().item(),
+                     (parameters_to_vector(model.parameters()) - initial).norm().item()])
+    return rows
+
+
+def gpt_in_python(text):
+    """@return losses and norms as train() does"""
+    blocks = [nn.TransformerEncoderLayer(128, 4, 512, 0, "gelu", batch_first=True, norm_first=True) for _ in range(2)]
+    model = nn.ModuleList([nn.Embedding(256, 128), nn.Embedding(64, 128), *blocks, nn.LayerNorm(128)])
+    torch.manual_seed(42)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, 0, 0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+    def loss(rows):
+        x = model[0](rows[:, :-1]) + model[1].weight
+        for block in blocks:
+            x = block(x, nn.Transformer.generate_square_subsequent_mask(64), is_causal=True)
+        return cnn.loss((model[-1](x) @ model[0].weight.T).flatten(0, 1), rows[:, 1:].flatten())
+
+    rates = [1e-3 * min(1, (step + 1) / 10) * (0.55 + 0.45 * math.cos(math.pi * step / STEPS)) for step in range(STEPS)]
+    batches = torch.tensor(list(text))[order(len(text) - 64)[:STEPS * 32].view(STEPS, 32, 1) + torch.arange(65)]
+    return train(model, torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1), rates, batches, loss)
 
 
 class YourModel(Scratch):
     @classmethod
     def setUpClass(cls):
+        torch.set_num_threads(1)
         build_dir, cmake, _, flags = ARGUMENTS
         # Always the same folder, so that ccache finds earlier objects.
         folder = pathlib.Path(build_dir).resolve() / "tests" / "outside"
         shutil.rmtree(folder, ignore_errors=True)
         cls.prefix = folder / "prefix"
-        cls.program = folder / "build" / "your_model"
+        cls.program, cls.gpt = folder / "build" / "your_model", folder / "build" / "gpt"
         shutil.copytree(ROOT / "docs/your_model", folder / "source")
         ccache = shutil.which("ccache")
         for command in (
@@ -47,33 +113,79 @@ class YourModel(Scratch):
     def torchrun(self, *command):
         return run(ARGUMENTS[2], "--standalone", "--nproc-per-node=2", "--no-python", *command, cwd=self.folder)
 
-    def moved_and_losses(self, result, ranks):
-        self.assertEqual(result.returncode, 0, result.stderr)
-        moved = dict(re.findall(r"^\[rank (\d+)\] moved (\S+) \|", result.stdout, re.MULTILINE))
-        self.assertEqual(sorted(moved), [str(rank) for rank in range(ranks)])
-        self.assertEqual(len(set(moved.values())), 1)
-        return float(moved["0"]), [float(loss) for loss in re.findall(r"^epoch \d+ \| loss (\S+)$", result.stdout, re.MULTILINE)]
+    def outputs(self, *command):
+        """@return stdout of one process, and of two ranks"""
+        results = run(*command, cwd=self.folder), self.torchrun(*command)
+        self.assertEqual([result.returncode for result in results], [0, 0], results)
+        return [result.stdout for result in results]
 
-    def test_two_ranks_end_on_the_weights_of_one(self):
-        moved, losses = self.moved_and_losses(self.torchrun(self.program, *WORK), 2)
-        self.assertEqual(os.listdir(self.folder), ["your_model.pt"])
-        alone_moved, alone_losses = self.moved_and_losses(run(self.program, *WORK, cwd=self.folder), 1)
-        self.assertAlmostEqual(moved, alone_moved, delta=1e-4 * alone_moved)
-        self.assertGreater(moved, 0.1)
-        for first, last in losses, alone_losses:
-            self.assertLess(last, 0.8 * first)
+    def assert_close(self, got, expected, relative):
+        torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64), rtol=relative, atol=0)
 
-    def test_the_first_commands_of_the_page_print_the_same_numbers(self):
-        self.assertIn("/your_model 1 1024\n", (ROOT / "docs/guides/your_model.md").read_text(encoding="utf-8"))
-        results = run(self.program, "1", "1024", cwd=self.folder), self.torchrun(self.program, "1", "1024")
-        alone, two = (re.findall(r"^epoch 0 .* [\d.]+$|^.rank 0. moved [\d.]+ ", result.stdout, re.MULTILINE) for result in results)
-        self.assertEqual(len(alone), 2)
-        self.assertEqual(alone, two)
+    def your_model(self, output, ranks):
+        """@return (loss, held-out loss, accuracy) of each epoch; accuracy and moved of the saved weights"""
+        last = sorted(re.findall(r"^\[rank (\d)\] moved (\S+) \| your_model.pt has accuracy (\S+)$", output, re.MULTILINE))
+        self.assertEqual(last, [(str(rank), *last[0][1:]) for rank in range(ranks)])
+        epochs = re.findall(r"^epoch \d+ \| loss (\S+) \| held-out loss (\S+) \| accuracy (\S+)$", output, re.MULTILINE)
+        return [list(map(float, row)) for row in epochs], [float(last[0][2]), float(last[0][1])]
+
+    def test_your_model_trains_as_python(self):
+        uneven = self.folder / "uneven.safetensors"  # in the last step a rank has no sample; rank 0 evaluates two of three
+        save_file({name: value[:3 if name.startswith("test") else 65].contiguous() for name, value in load_file(DIGITS).items()}, uneven)
+        for file, epochs, *words in (DIGITS, 6), (uneven, 4, 4):
+            expected = your_model_in_python(file, epochs)
+            for ranks, output in enumerate(self.outputs(self.program, file, *words), 1):
+                with self.subTest(file.name, ranks=ranks):
+                    rows, saved = self.your_model(output, ranks)
+                    self.assert_close(rows, [row[:3] for row in expected], 1e-4)
+                    self.assert_close(saved, min(expected, key=lambda row: row[1])[2:], 1e-4)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["uneven.safetensors", "your_model.pt"])
+        page = (ROOT / "docs/guides/your_model.md").read_text(encoding="utf-8")
+        self.assertTrue("/your_model data/digits.safetensors\n" in page, "the page has another command")
+
+    def test_all_ranks_stop_early_and_the_best_weights_stay(self):
+        for ranks, output in enumerate(self.outputs(self.program, DIGITS, 200, 1, 2), 1):
+            with self.subTest(ranks=ranks):
+                rows, (accuracy, _) = self.your_model(output, ranks)
+                best = min(range(len(rows)), key=lambda epoch: rows[epoch][1])
+                self.assertEqual((len(rows), accuracy), (best + 3, rows[best][2]))
 
     def test_ranks_with_other_settings_are_refused(self):
-        result = self.torchrun("sh", "-c", f"exec {self.program} 1 $((256 + RANK))")
+        result = self.torchrun("sh", "-c", f"exec {self.program} {DIGITS} $((2 + RANK))")
         self.assertNotEqual(result.returncode, 0)
-        self.assertIn('settings: rank 1 has "samples 257", rank 0 has "samples 256"', result.stderr)
+        self.assertIn('settings: rank 1 has "epochs 3", rank 0 has "epochs 2"', result.stderr)
+
+    def text(self):
+        """A text as the page makes it. @return its path"""
+        pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/*/*.md"))]
+        return self.write("text", b"".join(page.read_bytes() for page in pages))
+
+    def test_gpt_trains_as_python(self):
+        text = self.text()
+        expected, norms = gpt_in_python(text.read_bytes())
+        self.assertLess(expected[-1], 0.8 * expected[0])
+        # What dropout draws depends on the ranks. The program itself compares the ranks' weights.
+        cases = (0, "float32", -1, 1e-5), (0, "autocast", 1e-5, 1e-3), (0, "bfloat16", 1e-4, 5e-3), (0.1, "float32", 1e-3, 0.02)
+        for dropout, precision, least, most in cases:
+            for ranks, output in enumerate(self.outputs(self.gpt, text, STEPS, dropout, precision), 1):
+                with self.subTest(precision, dropout=dropout, ranks=ranks):
+                    rows = re.findall(r"^step \d+ \| loss (\S+) \| norm (\S+)$", output, re.MULTILINE)
+                    losses, got = ([float(row[i]) for row in rows] for i in range(2))
+                    self.assert_close(losses, expected, most)
+                    self.assert_close(got, norms, 10 * most)
+                    self.assertGreater(max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True)), least)
+
+    def test_gpt_sends_gradients_once_a_step(self):
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ranks = [subprocess.Popen([self.gpt, self.text(), "1000"], env=os.environ | job | {"RANK": rank, "LOCAL_RANK": rank},
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in "01"]
+        for line in ranks[0].stdout:
+            if line.startswith("step 19 "):
+                ranks[1].kill()
+        error, _ = [rank.communicate(timeout=60)[1] for rank in ranks]
+        self.assertLess(int(re.search(r"collective (\d+)", error)[1]), 80, error)  # about 65, or 185 if each micro-batch sends
 
     def test_the_installation_has_a_gpus_module_if_the_build_has(self):
         module = "libddp_cuda.so"
