@@ -4,7 +4,6 @@
 usage: compiled_test.py BIN_DIR STEPS    (STEPS: what make_steps.py has written)
 """
 
-import gzip
 import json
 import os
 import pathlib
@@ -69,9 +68,8 @@ class Compiled(Scratch):
         self.assertEqual(*[self.train(f"2 2 --nprocs 2 {step} --backend {name}")[1] for name in ("shm", "gloo")])
 
     def test_the_first_losses_of_a_model_of_python_are_python_s(self):
-        raw = (pathlib.Path("/usr/share/datasets/fashion-mnist") / name for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"))
-        images, labels = (torch.frombuffer(bytearray(gzip.decompress(path.read_bytes())), dtype=torch.uint8) for path in raw)
-        pixels, labels = images[16:].view(-1, 784).double(), labels[8:].long()
+        data = load_file(ROOT / "data/digits.safetensors")
+        pixels, labels = data["features"].double(), data["labels"]
         inputs = ((pixels - pixels.mean()) / pixels.std(correction=0)).float()
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(42))
         model = cnn.model()
@@ -86,7 +84,7 @@ class Compiled(Scratch):
             expected.append(loss.item())
         for ranks in 1, 2:
             with self.subTest(ranks=ranks):
-                self.assert_equal_losses(self.losses(f"1 1 --dataset fashion-mnist --step {STEPS}/cnn.pt2 --optimizer momentum --lr 0.05 "
+                self.assert_equal_losses(self.losses(f"1 1 --dataset digits --step {STEPS}/cnn.pt2 --optimizer momentum --lr 0.05 "
                                                      f"--nprocs {ranks} --global-batch 64"), expected)
 
     def copy(self, change=None):
@@ -127,7 +125,7 @@ class Compiled(Scratch):
         self.refused("--step none.pt2", "none.safetensors")
         self.refused("", "tools/compile_step MODEL.py --output step.pt2")
         self.refused(f"--step {STEPS}/T.pt2 --layers 30,1", "got input of shape (32, 30)", "expected (32, 20)")
-        self.refused(f"--step {STEPS}/cnn.pt2", "got input of shape (32, 20)", "expected (32, 784)")
+        self.refused(f"--step {STEPS}/cnn.pt2", "got input of shape (32, 20)", "expected (32, 64)")
         self.refused(f"--step {STEPS}/T.pt2 --hidden 3", "--hidden")
         self.refused(self.copy(lambda d: d.update(fewest_samples=33)), "got a batch of 32, expected at least 33", code=1)
         self.refused(f"--step {STEPS}/T.pt2 --lr 1e9 --quiet", "diverged", code=1)
