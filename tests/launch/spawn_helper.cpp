@@ -93,7 +93,7 @@ ExitCode act(const ddp::Options& options, const ddp::LaunchEnvironment& rank) {
       {"transient", [] { throw ddp::TransientError("gone, expected it there"); }},
       {"snapshot", [] { throw ddp::Error(ExitCode::kSnapshotRefused, "damaged"); }},
       {"silent", [] { throw ddp::Error(ExitCode::kTrainingFailed, ""); }},
-      {"number", [] { throw 7; }},  // NOLINT: not an std::exception, and still one line
+      {"number", [] { throw 7; }},  // not an std::exception, and still one line
       {"thread", [&] { run_in_thread([] { throw std::runtime_error("a thread's"); }); }},
       {"explained",
        [&] {

@@ -25,7 +25,18 @@ from clusters.stages import wait_until  # noqa: E402
 from support.scratch import Scratch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TUTORIAL = ROOT / "tests/tools/tutorial_settings.yaml"
+TUTORIAL = """\
+script_path: /path/to/your/script/multi-GPU-training-torch.py
+out_dir: /your/output/dir/multi-GPU-output
+local:
+  device: cuda
+  condor:
+    # bid: 100 # specific to certain clusters
+    num_cpus: 8
+    memory_cpus: 256000
+    num_gpus: 2
+    memory_gpus: 60000
+"""
 sys.dont_write_bytecode = True  # beside the package
 sys.path.insert(0, str(ROOT / "tools"))
 from ddp_submit import cli, condor, jobs, settings  # noqa: E402
@@ -140,7 +151,7 @@ class Settings(Case):
         stage4, stage5, script, module = (str(self.write(name, "", mode)) for name, mode in (
             ("04_ddp_launcher", 0o755), ("05_multinode", 0o755), ("a.py", 0o755), ("b.py", 0o644)))
         program, more = str(self.program), "--snapshot snapshot.safetensors --metrics metrics.jsonl --resume auto".split()
-        tutorial, example = TUTORIAL.read_text(), (ROOT / "condor/settings.yaml").read_text()
+        tutorial, example = TUTORIAL, (ROOT / "condor/settings.yaml").read_text()
         full = ("time: 12:00:00\nnodes: 3\naccount: physics\npartition: long\narguments: [010, 1e-3, yes, a b]\n"
                 "local: {device: cuda, condor: {num_cpus: 9, num_gpus: 4, memory_cpus: 5}}\n")
         two_gpus, few_cpus = "local: {condor: {num_gpus: 2}}\n", "local: {condor: {num_cpus: 1, num_gpus: 2}}\n"
@@ -186,10 +197,11 @@ class Settings(Case):
     def test_the_program_itself(self):
         door = self.folder / "door"
         door.symlink_to(ROOT / "tools/submit")
-        said = subprocess.run([door, "--settings_file", TUTORIAL, "--scheduler", "condor", "--dry_run"], env={**os.environ, "PYTHONSAFEPATH": "1"},
+        tutorial = self.write("tutorial.yaml", TUTORIAL)
+        said = subprocess.run([door, "--settings_file", tutorial, "--scheduler", "condor", "--dry_run"], env={**os.environ, "PYTHONSAFEPATH": "1"},
                               capture_output=True, text=True, check=True).stdout
         without_folder = functools.partial(re.sub, "= .*/python3", "= python3")  # which python3 may be the front of several
-        self.assertEqual(without_folder(said), without_folder(self.submit("--settings-file", TUTORIAL, "--dry-run")))
+        self.assertEqual(without_folder(said), without_folder(self.submit("--settings-file", tutorial, "--dry-run")))
 
     def test_paths(self):
         """Home folders and variables are replaced; what stays of them, and a URL, would become a folder of that name."""
