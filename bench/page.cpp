@@ -7,7 +7,7 @@
 
 namespace ddp::bench {
 
-// Part of the program, so that it needs no other file: see embedded.cpp.in.
+// Part of the program, so that it needs no other file: see CMakeLists.txt.
 extern const char* const kPageTemplate;
 extern const char* const kChartLibrary;  ///< with its copyright notices
 

@@ -53,6 +53,9 @@ SimulatorOptions parse(int argc, char** argv, int nprocs) {
   group.add("--html", takes::path(options.html, "FILE"), "write the lanes as a page with sliders");
   line.parse(argc, argv);
   check_output_file("--html", options.html);
+  if (!options.html.empty() && options.nprocs > 64) {
+    refuse("--html: got --nprocs {}, expected at most 64", options.nprocs);
+  }
   options.explores =
       options.nprocs != nprocs || options.network != Network() || !options.parameters.empty();
   return options;

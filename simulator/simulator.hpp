@@ -123,7 +123,7 @@ inline constexpr Quantity sent_bytes{"sent_bytes",
 
 /// Writes a page that draws the program's runs, with sliders for settings around these ones.
 void write_page(const std::string& file, const std::function<void()>& rank, const Network& network,
-                const Simulation& shown);
+                const Simulation& simulation);
 
 /// main() of a simulated program: reads the command line (see --help), runs the ranks, draws their
 /// lanes and checks the targets, unless --nprocs, --set, --alpha-us or --beta-us-per-mib make the

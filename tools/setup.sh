@@ -54,7 +54,7 @@ log=$root/build/setup.log
 stamp=$venv/.requirements-installed
 
 # logged COMMAND: its output goes to the log. If it fails, the end of the log is shown.
-logged() { "$@" >>"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2 && return 1; }; }
+logged() { "$@" >>"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2; echo "All of it: $log" >&2; return 1; }; }
 
 install_packages() {
     local installed missing=() package command as_root=()

@@ -202,6 +202,7 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
        std::vector<std::tuple<std::string, int, std::string>>{
            {"sim_late_rank", 0, lane(61, "A------    |")},
            {"sim_after_backward", 0, lane(56, "AAA--AA----A    |")},
+           {"sim_ring_all_reduce", 0, "\n. waiting, M message\n"},
            {"sim_ring_all_reduce --width-us 420", 0, lane(0, rounds + "|\n")},
            {"sim_buckets", 0, " ranks, alpha 10 us, beta 100 us/MiB, bucket_mib 1\n"},
            {"sim_buckets --set bucket_mib=0.000001", 0, "2243.3       193.3        12     2678824"},
@@ -216,6 +217,7 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
            {"sim_buckets --set bucket_mib", 2, "expected NAME=NUMBER"},
            {"sim_buckets --alpha-us nan", 2, "expected a finite number > 0"},
            {"sim_buckets --width-us 2223", 2, "--width-us: got 2223, expected 2224 at least"},
+           {"sim_buckets --nprocs 65 --html lanes.html", 2, "--html: got --nprocs 65"},
            {"sim_buckets --html /nowhere/lanes.html", 2, "/nowhere"}}) {
     const auto result = run_program(ddp::test::words(bin + command));
     INFO(command << "\n" << result.out << result.err);

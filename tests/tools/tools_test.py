@@ -82,7 +82,7 @@ class Tools(Scratch):
     def test_a_venv_is_kept_brought_up_to_date_or_made_anew(self):
         """A failed installation never looks complete, and the one before it stays in use."""
         python = self.script("python", '#!/bin/sh\necho "$*" | grep -o "m venv\\|pip install\\|import torch" >>calls\ncase "$*" in\n'
-                                       '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) exit 1 ;; esac\n')
+                                       '*"-m venv"*) mkdir -p venv/bin && cp python venv/bin && touch venv/pyvenv.cfg ;; *$FAILS*) echo "no $FAILS"; exit 1 ;; esac\n')
         install = (f"find_python() {{ echo {python}; }}; requirements=(r) venv_mb=0 stamp=venv/stamp venv=$PWD/venv\n"
                    f"{functions('logged', 'wanted_stamp', 'install_venv')}export FAILS=none")
         anew, newer = "m venv pip install import torch", "pip install import torch"
@@ -91,6 +91,7 @@ class Tools(Scratch):
                 ("3", "FAILS='import torch'", 1, newer), ("3", ":", 0, anew), ("3", "FAILS='import pip'", 0, anew), ("3", "sed -i s:venv:: venv/stamp", 0, anew)):
             done = self.run_script(install, f"echo {wanted} >r; >calls; {before}", "install_venv")
             self.assertEqual((done.returncode, " ".join((self.folder / "calls").read_text().split())), (code, calls), (wanted, before, done.stderr))
+            self.assertEqual("\nno " in f"\n{done.stderr}", code == 1)
 
     def test_a_relative_libtorch_lies_where_setup_is_called(self):
         self.copy("tools/installing.sh", "checkout")
