@@ -7,6 +7,7 @@ step_ms        by program and number of layers of 64: the `step` of each launch,
 ladder         what `tools/exercise --time --solution` keeps
 """
 
+import argparse
 import datetime
 import json
 import os
@@ -28,8 +29,9 @@ def program(name, *options):
 def exercise(number, folder):
     """@return the program of an exercise as the reader gets it"""
     folder = pathlib.Path(folder, number)
-    subprocess.run([ROOT / "tools/exercise", number, "--folder", folder], check=True, stdout=subprocess.DEVNULL)
-    return [next(path for path in folder.iterdir() if path.name.startswith("03_ddp_spawn")), "--nprocs", "2"]
+    printed = subprocess.run([ROOT / "tools/exercise", number, "--folder", folder], check=True, stdout=subprocess.PIPE, text=True).stdout
+    built = next(folder.glob("03_ddp_spawn*"), None) or sys.exit(f"exercise {number}: got no program, expected one: {printed}")
+    return [built, "--nprocs", "2"]
 
 
 def run(command, words, folder):
@@ -64,7 +66,7 @@ def measure(folder):
     ends = sorted({*(round(10 ** (n / 6)) for n in range(21)), len(alone)})
     differences = {}
     for name, command in {"two ranks": two_ranks, "two threads": [*right, "--threads", "2"], **wrong}.items():
-        relative = [abs(loss / expected - 1) for loss, expected in zip(run(command, fashion, folder)[1], alone)]
+        relative = [abs(loss / expected - 1) for loss, expected in zip(run(command, fashion, folder)[1], alone, strict=True)]
         differences[name] = [max(relative[begin:end]) for begin, end in zip([0, *ends], ends)]
 
     step_ms = {name: {layers: [] for layers in LAYERS} for name in ("by hand", "wrapper")}
@@ -79,6 +81,7 @@ def measure(folder):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as name:
         measured = measure(name)
     (ROOT / "results/lessons.json").write_text(json.dumps(measured, indent=1) + "\n")
