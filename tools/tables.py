@@ -146,15 +146,18 @@ def columns(_report, _argument):
                                                             for keys, _, unit, *_, meaning, formula in table_rows("bench/columns.list")])
 
 
+def rung_of(row):
+    """Cells of a rung of times.json: messages, step with the lowest and highest, and how many times the wrapper's it is."""
+    step_ms, middle = row["step_ms"], statistics.median(row["step_ms"])
+    return [row["messages"], show(middle, (min(step_ms), max(step_ms))), show(middle / statistics.median(row["wrapper_step_ms"]))]
+
+
 def ladder(lessons, _argument):
-    rows = []
-    for rung, way, when in (("03", "a message per parameter", "after backward"), ("03b", "one flat message", "after backward"),
-                            ("08", "a hook per parameter", "during backward"), ("09", "buckets of 40 KB", "during backward"),
-                            ("wrapper", "`DistributedDataParallel`", "during backward"), ("compiled", "a compiled step", "after backward")):
-        times, beside = (statistics.median(lessons["ladder"][rung][key]) for key in ("step_ms", "wrapper_step_ms"))
-        interval = [limit(lessons["ladder"][rung]["step_ms"]) for limit in (min, max)]
-        rows.append([way, when, rung if rung[0] == "0" else "-", lessons["ladder"][rung]["messages"], show(times, interval), times / beside])
-    return table(["gradients travel as", "when", "exercise", "messages", "step, ms", "times the wrapper"], rows)
+    return table(["gradients travel as", "when", "exercise", "messages", "step, ms (lowest to highest)", "times the wrapper"], [
+        [way, when, rung if rung[0] == "0" else "-", *rung_of(lessons["ladder"][rung])] for rung, way, when in (
+            ("03", "a message per parameter", "after backward"), ("03b", "one flat message", "after backward"),
+            ("08", "a hook per parameter", "during backward"), ("09", "buckets of 40 KB", "during backward"),
+            ("wrapper", "`DistributedDataParallel`", "at the end of backward"), ("compiled", "a compiled step", "after backward"))])
 
 
 def normal(_report, _argument):

@@ -30,7 +30,7 @@ from support.scratch import Scratch  # noqa: E402
 loader = importlib.machinery.SourceFileLoader("exercise", str(ROOT / "tools" / "exercise"))
 exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exercise", loader))
 loader.exec_module(exercise)
-os.environ["PATH"] = os.defpath  # the commands of the pages need no other programs than the system's
+os.environ["PATH"] = exercise.pages.SHELL_PATH  # the commands of the pages need no other programs than the system's
 
 BY_HAND = """      for (const torch::Tensor& parameter : model->parameters()) {
         ddp::all_reduce(parameter.grad());  // collective: the sum over the ranks
@@ -269,7 +269,9 @@ class Pages(Scratch):
                 self.assertEqual((code, "" if words else printed, said.count("\n")), (2, "", 1), said)
             self.assertIn("--nonsense", self.exercise("--nonsense")[2])
             for words, message in (("3 --check --folder /nowhere", "make it first: tools/exercise 03 --folder /nowhere$"),
-                                   ("5", "got 5, expected one of 01"), ("4 --time", "got 4, expected one of 03, "),
+                                   ("5", "got 5, expected one of 01"), ("4 --time", "got 4, expected one of 03, 03b, 08, 09, compiled$"),
+                                   ("--check", "got no number --check, expected a number"),
+                                   ("--time --solution --folder .", "got no number --solution --time, expected a number"),
                                    ("3 --time --build-dir .", "got no text that a check called right"), ("3 --solution --check", "alone or with --time$")):
                 code, printed, said = self.exercise(words)
                 self.assertEqual((code, printed), (2, ""))
@@ -297,11 +299,15 @@ class Pages(Scratch):
             self.write("exercise/03/by_hand.cpp", "mine")
             self.write("exercise/03/right", "mine")
             self.assertRegex(self.main(f"3 --time --build-dir {self.folder}"),
-                             r"(?s)\n03 Average the gradients +2 +8.00 \(8.00-8.00\) +2.00\n03b .* -\nwrapper +2 .*1.00\n")
+                             r"(?s)\n03 Average the gradients +2 +8.00 \(8.00 to 8.00\) +2.00\n03b .* -\nwrapper +2 .*1.00\n")
             self.assertEqual((self.folder / "log").read_text().split(), ["8", "4", "4", "8"])
             flat = f"3b --time --solution --build-dir {self.folder}"
             self.assertRegex(self.main(flat), r"(?s)\n03 .* 2.00\n03b .* 2 +6.00 .* 1.50\n")
             self.assertRaisesRegex(exercise.Bad, "03b: got another training.*: step 0: loss 2.5", self.main, flat)
+            program("bin/03_ddp_spawn_compiled", 1.5, 2)
+            with mock.patch.object(exercise.subprocess, "run") as compiled:
+                self.assertRegex(self.main(f"compiled --time --build-dir {self.folder}"), r"\ncompiled +2 +2.00 .* 0.500\n")
+            self.assertIn("--layers", compiled.call_args[0][0])
 
     def test_errors_of_a_compiler_are_those_of_the_copy(self):
         copy = pathlib.Path("/x/by_hand.cpp")
@@ -310,6 +316,7 @@ class Pages(Scratch):
                                ("ld: copy.o: in f:\n(.text+0x1): undefined reference to `g'\nmore", "by_hand.cpp: error: undefined reference to `g'"),
                                ("ld: no space", "ld: no space")):
             self.assertEqual(exercise.own_errors(printed, copy), shown)
+        self.assertIn("does not diverge", exercise.hints("training diverged")[0])
 
     def test_facts_are_of_the_last_epoch_and_of_all_ranks(self):
         epochs = "".join(f"[CPU{rank}] Epoch {epoch} | Batchsize: 8 | Steps: {4 + epoch} | Loss: {loss}\n"

@@ -67,7 +67,7 @@ class Pages(TemporaryTree):
     def check(self, cases, page):
         """@param cases what is in place of {} on the page, and the exit code"""
         for content, code in cases.items():
-            with self.subTest(content), mock.patch.dict("os.environ", PYTHONPATH="of another Python", CUDA_VISIBLE_DEVICES="0"):
+            with self.subTest(content), mock.patch.dict("os.environ", PYTHONPATH="x", CUDA_VISIBLE_DEVICES="0", PATH=f"/x:{pages.SHELL_PATH}"):
                 self.write("README.md", page.format(content))
                 self.assertEqual(self.run_quietly(pages.main)[0], code)
 
@@ -76,6 +76,12 @@ class Pages(TemporaryTree):
                     "$ echo a >&2\na\n$ echo b\nc\n": 1, "$ echo a\nb\n$ echo c\nc\n": 1, "$ touch $TMPDIR/left && ls left\nleft\n": 0,
                     "$ echo ${PYTHONPATH-none}$CUDA_VISIBLE_DEVICES\nnone\n": 0, "$ sleep 0.3\n": 0}, "```console\n{}```\n")
         self.assertFalse((self.folder / "left").exists())
+
+    def test_the_course_runs_what_it_shows_in_a_new_shell(self):
+        self.script("tools/a", "#!/bin/sh\nexit $1\n")
+        self.check({"tools/a 0": 0, "tools/a 1": 1}, "| x | `{}` |\n")
+        self.check({"sbatch x": 0, "tools/a 0": 1}, "```sh\n{}\n```\n")
+        self.check({f"$ echo $PATH\n{pages.SHELL_PATH}\n": 0}, "```console\n{}```\n")
 
     def test_links_lead_somewhere(self):
         self.write("docs/a.md", "# The page: a\n")
@@ -159,7 +165,10 @@ class Tables(TemporaryTree):
                        "machine": {"cpu_model": "A", "cores": 2, "gpus": []}, "software": {"libtorch": "2.11.0", "git_commit": "abc"},
                        "settings": {"repetitions": 6, "command": "bench a|b"},
                        "comparisons": [{"kind": "peer", "a": stages[4]["name"], "b": b["name"], "ratio": 0.67, "ci95": [0.5, 0.75]} for b in (peer, *failed)]}
-        self.write("README.md", "\n\n".join(f"<!-- table: {kind} results/a.json -->\nold" for kind in self.MARKERS) + "\n\nText.\n")
+        rungs = dict.fromkeys("03 03b 08 09 wrapper compiled".split(), {"messages": 60, "step_ms": [8.0, 6.0, 7.0], "wrapper_step_ms": [3.5]})
+        self.write("results/lessons.json", json.dumps({"ladder": rungs}))
+        markers = [f"{kind} results/a.json" for kind in self.MARKERS] + ["ladder results/lessons.json"]
+        self.write("README.md", "\n\n".join(f"<!-- table: {marker} -->\nold" for marker in markers) + "\n\nText.\n")
 
     def fill(self, *arguments):
         self.write("results/a.json", text := json.dumps({"ddp_scaling": self.report}))
@@ -177,6 +186,7 @@ class Tables(TemporaryTree):
         self.assertIn("| 05_multinode | 2 | shm | 3.00 | 1 launch | 3.00 | 1.50~ |\n", text)
         self.assertIn("| shm | 2 | 3.00 | 42,667 | 1.50~ (1.25 to 1.75) | 0.750 |", text)
         self.assertIn(r"| A, 2 cores | 2 | shm | 0.750 (0.625 to 0.875) | - | 2026-11-30 | 2.11.0 | `bench a\|b` |", text)
+        self.assertIn("| a hook per parameter | during backward | 08 | 60 | 7.00 (6.00 to 8.00) | 2.00 |", text)
         self.assertNotIn("04_ddp_launcher", text)  # it failed, or trained something else
         self.assertNotIn("old", text)
         self.assertTrue(text.endswith("\n\nText.\n"))
