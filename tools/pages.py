@@ -3,9 +3,10 @@
 
     tools/pages.py [PAGE...]           fails where a command fails, prints something else, or a link leads nowhere
 
-Every command runs with the PATH of a new shell. In a ```console block the lines after `$ ` are commands, and the lines below a command are what it prints, in any order. Commands run on
-CPUs, in a folder that looks like this checkout. A command without lines below it only has to succeed. So does a command in
-the last cell of a table of the course (COURSE). Commands that must not run stand in a ```sh block, in the course only those of NOT_HERE. Wildcards:
+Every command runs with the PATH of a new shell, on CPUs, in a folder that looks like this checkout. In a ```console block the lines after `$ ` are
+commands, and the lines below a command are what it prints, in any order. A command without lines below it only has to succeed. So does a
+command in the last cell of a table of the course (COURSE). Commands that must not run stand in a ```sh block, in the course only those of
+NOT_HERE. Wildcards:
 
     ...           a line of its own: any lines; within a line: any text
     12.3 ms       any number: times, rates and memory, which have one of the units in UNIT
@@ -28,7 +29,7 @@ import command_line  # noqa: F401, for the output
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300
 SHELL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-COURSE = re.compile(r"^(README|0\d_\w+/README|docs/exercises/\w+|docs/questions)\.md$")
+COURSE = re.compile(r"^(README|0\d_\w+/README|docs/questions)\.md$")
 NOT_HERE = {  # of the course's commands: what runs them, or their like
     "./bench/run.sh": "tests/run.sh begins with the same set-up, and tests/bench runs bench",
     ".venv/bin/torchrun --nnodes=2 --nproc_per_node=8": "tests/clusters, on two nodes",
@@ -85,10 +86,14 @@ def differences(expected, got):
     return missing + [f"not on the page: {line}" for line in left if expected and "..." not in expected]
 
 
+def joined(block):
+    return re.sub(r"\\\n\s*", "", block)
+
+
 def commands(block):
     """Commands of a console block, each with the lines below it."""
     result = []
-    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+    for line in joined(block).splitlines():
         if line.startswith("$ "):
             result.append((line[2:], []))
         elif result:
@@ -137,7 +142,7 @@ def run_pages(chosen):
             if COURSE.match(f"{name}"):
                 found += [(command, []) for command in CELL.findall(text)]
                 complaints += [f"{name}: {command}: expected it in a ```console block, or what runs it in NOT_HERE"
-                               for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for command in re.sub(r"\\\n\s*", "", block).splitlines()
+                               for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for command in joined(block).splitlines()
                                if not command.startswith(tuple(NOT_HERE))]
             for command, expected in found:
                 if command not in printed:
