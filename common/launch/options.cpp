@@ -47,12 +47,12 @@ Choices optimizer_names() {
   return names;
 }
 
-/// "128,128"
+/// "128,128", or "128-128" as bench writes it
 OptionValue widths(std::vector<int64_t>& target, size_t fewest) {
   return {"N,N,...", fmt::format("{}", fmt::join(target, ",")), "",
           [&target, fewest](const std::string& name, const std::string& text) {
             target.clear();
-            for (const std::string& width : split(text)) {
+            for (const std::string& width : split(text, text.find('-', 1) + 1 ? '-' : ',')) {
               target.push_back(parse_integer<int64_t>(name, width, 1));
             }
             if (target.size() < fewest) {
@@ -256,6 +256,11 @@ void refuse_speedup(const std::string& name, const std::string& text) {
       name, quote(text));
 }
 
+void refuse_nprocs(const std::string& name, const std::string& text) {
+  refuse("{}: got {}, expected a launcher to set the number of ranks: torchrun --nproc-per-node={}",
+         name, quote(text), printable(text));
+}
+
 /// Checks that need more than one option.
 void check_together(const Options& options, const CommandLine& line) {
   for (const char* const name : {"--layers", "--dataset-size"}) {
@@ -327,6 +332,9 @@ Options parse_options(int argc, const char* const* argv, StartedBy started_by,
     }
   }
   line.group("").add("--speedup", {"NAME", "", "", refuse_speedup}, "");
+  if (started_by == StartedBy::kLauncher) {
+    line.group("").add("--nprocs", {"N", "", "", refuse_nprocs}, "");
+  }
   line.require("total_epochs");
   line.require("save_every");
   line.parse(argc, argv);

@@ -199,6 +199,10 @@ int run_main(int argc, char** argv, StartedBy started_by, const ExtraOptions& ex
       refuse_several(options.program, environment, "is one process");
     } else if (started_by == StartedBy::kLauncher) {
       say_notes(environment);
+      if (environment.launcher == LaunchEnvironment().launcher && environment.note.empty() &&
+          !options.quiet) {
+        std::cerr << options.program + ": note: no launcher started it, so it trains alone\n";
+      }
     }
     options.threads = resolve_threads(options, environment);
     resolve_options(options, environment.world_size);

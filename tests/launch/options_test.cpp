@@ -91,7 +91,9 @@ TEST_CASE("every option reaches its field") {
   CHECK(fmt::format("{} {} {} {} {} {}", options.snapshot, options.resume, options.metrics,
                     options.trace, options.no_communication,
                     options.quiet) == "a_b.st auto m.jsonl t.json true true");
-  CHECK(parse_line("--layers 784,512,10").layers == std::vector<int64_t>{784, 512, 10});
+  for (const std::string widths : {"784,512,10", "784-512-10"}) {
+    CHECK(parse_line("--layers " + widths).layers == std::vector<int64_t>{784, 512, 10});
+  }
   CHECK(parse_line("--global-batch=128").global_batch == 128);
   CHECK(parse_line("--dataset-size 100").dataset_size == 100);
   CHECK(parse_line("--dataset a/b.safetensors").dataset == "a/b.safetensors");
@@ -218,7 +220,7 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
                          {"--devices 0 0", "--devices: got 0 0", StartedBy::kUser},
                          {"--devices 0 --device cpu", "--device cpu"},
                          {"--devices 0 1 --nprocs 3", "--nprocs: got 3, expected 2"},
-                         {"--nprocs 2", "--nprocs", StartedBy::kLauncher},
+                         {"--nprocs 2", "torchrun --nproc-per-node=2", StartedBy::kLauncher},
                          {"--batch-size 8 --global-batch 32", "--global-batch"},
                          {"--speedup ddp", "03_ddp_spawn, 04_ddp_launcher or 05_multinode"},
                          {"--speedup compile_ddp", "03_ddp_spawn_compiled"},

@@ -178,7 +178,7 @@ TEST_CASE("a check that fails and a result that nobody waits for are mistakes") 
       },
       2);
   REQUIRE(simulation.complaints ==
-          std::vector<std::string>{"rank 1: not so: is rank 0",
+          std::vector<std::string>{"rank 1: check failed: is rank 0",
                                    "rank 1 never waited for its all_reduce of 8 bytes"});
 }
 
