@@ -19,8 +19,7 @@ void MlpImpl::reset() {
 }
 
 torch::Tensor MlpImpl::forward(const torch::Tensor& input) {
-  if (verbose_ && input.sizes() != printed_sizes_) {
-    printed_sizes_ = input.sizes().vec();
+  if (verbose_ && printed_sizes_.insert(input.sizes().vec()).second) {
     // A single write, because replicas print from several threads.
     std::fputs(c10::str("In model: input ", input.sizes(), " on ", input.device(), "\n").c_str(),
                stdout);

@@ -5,6 +5,8 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 
+#include <set>
+
 #include "common/data/samples.hpp"
 
 namespace ddp {
@@ -24,7 +26,7 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
  private:
   std::vector<int64_t> widths_;
   bool verbose_;
-  std::vector<int64_t> printed_sizes_;
+  std::set<std::vector<int64_t>> printed_sizes_;
   std::vector<torch::nn::Linear> layers_;
 };
 TORCH_MODULE(Mlp);
