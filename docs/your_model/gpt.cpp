@@ -83,7 +83,7 @@ void initialize(const Gpt& model) {
   }
 }
 
-/// Warm-up of ten steps, then half a cosine down to a tenth.
+/// Half a cosine down to a tenth, times a warm-up of ten steps.
 double rate(int64_t step, int64_t steps) {
   const double decay = 0.55 + 0.45 * std::cos(std::numbers::pi * double(step) / double(steps));
   return 1e-3 * decay * std::min(1.0, double(step + 1) / 10);
@@ -92,7 +92,8 @@ double rate(int64_t step, int64_t steps) {
 void train(const ddp::LaunchEnvironment& launch, const std::string& path, int64_t steps,
            double dropout, const std::string& precision) {
   const torch::Device device = ddp::set_device(launch.local_rank);
-  const std::string settings = c10::str("steps ", steps, "\ndropout ", dropout, "\n", precision);
+  const std::string settings =
+      c10::str("steps ", steps, "\ndropout ", dropout, "\nprecision ", precision);
   ddp::init_process_group(launch, device, {.settings = settings});  // collective
   TORCH_CHECK(kGlobalBatch / kMicroBatch % launch.world_size == 0, "ranks: got ", launch.world_size,
               ", expected a divisor of ", kGlobalBatch / kMicroBatch);
@@ -140,7 +141,7 @@ void train(const ddp::LaunchEnvironment& launch, const std::string& path, int64_
       (loss / micro_batches).backward();  // collective for the last micro-batch
       step_loss += loss.detach() / micro_batches;
     }
-    const double norm = nn::utils::clip_grad_norm_(model->parameters(), 1);  // of all ranks' batch
+    const double norm = nn::utils::clip_grad_norm_(model->parameters(), 1, 2, true);  // NaN throws
     optimizer.step();
     ddp::all_reduce(step_loss, c10d::ReduceOp::AVG);  // collective
     if (launch.rank == 0) {
