@@ -21,60 +21,12 @@
 #include "tests/support/fake_device.hpp"
 #include "tests/support/threads_as_ranks.hpp"
 
-namespace ddp::test {
-namespace {
-
-/// The loop of stage 03 on ranks as threads.
-/// @param options total_epochs is the number of epochs
-/// @param backend argument of run_ranks(): a name, or a function that connects
-/// @return the weights, (parameters) float64, the same on all ranks
-/// @throws c10::Error if the ranks end on different weights
-template <typename BackendOrConnect = std::string>
-torch::Tensor train_on_ranks(const Options& options, int world_size,
-                             const BackendOrConnect& backend = "shm") {
-  const Dataset dataset = load_dataset(options);
-  torch::manual_seed(options.seed);
-  const Mlp initial(dataset.layers);
-  std::vector<torch::Tensor> weights(static_cast<size_t>(world_size));
-  const auto train = [&](ProcessGroup& process_group) {
-    const int rank = process_group.rank();
-    Mlp model = std::dynamic_pointer_cast<MlpImpl>(initial->clone());
-    model->to(process_group.device());
-    for (torch::Tensor& parameter : model->parameters()) {
-      parameter.detach().add_(rank);  // the wrapper gives every rank rank 0's weights
-    }
-    DistributedSampler sampler(dataset.train.size(), rank, world_size, options.seed);
-    DataLoader loader(dataset.train, sampler, options.batch_size, process_group.device());
-    DistributedDataParallel parallel_model(model, process_group,
-                                           {.buckets = bucket_sizes(options.bucket_mib)});
-    const auto optimizer = make_optimizer(model->parameters(), options);
-    for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
-      sampler.set_epoch(epoch);
-      for (const Batch& batch : loader) {
-        optimizer->zero_grad();
-        loss(parallel_model.forward(batch.input), batch.target, batch.weight).backward();
-        optimizer->step();
-      }
-    }
-    weights[static_cast<size_t>(rank)] = parameter_vector(*model);
-  };
-  run_ranks(world_size, train, backend);
-  for (const torch::Tensor& of_rank : weights) {
-    TORCH_CHECK(torch::equal(of_rank, weights[0]), "Expected the same weights on all ranks");
-  }
-  return weights[0];
-}
-
-}  // namespace
-}  // namespace ddp::test
-
 namespace {
 
 using ddp::current_stream;
 using ddp::new_stream;
 using ddp::test::fake_device;
 using ddp::test::StreamOrder;
-using ddp::test::train_on_ranks;
 
 constexpr int kRanks = 3;
 const auto kPinned = torch::TensorOptions().pinned_memory(true);
@@ -108,6 +60,46 @@ ddp::Options small_options() {
   options.total_epochs = 2;
   options.bucket_mib = 1e-4;
   return options;
+}
+
+/// The loop of stage 03 on ranks as threads.
+/// @param backend argument of run_ranks(): a name, or a function that connects
+/// @return the weights, (parameters) float64, the same on all ranks
+/// @throws c10::Error if the ranks end on different weights
+template <typename BackendOrConnect>
+torch::Tensor train_on_ranks(const BackendOrConnect& backend) {
+  const ddp::Options options = small_options();
+  const ddp::Dataset dataset = ddp::load_dataset(options);
+  torch::manual_seed(options.seed);
+  const ddp::Mlp initial(dataset.layers);
+  std::array<torch::Tensor, kRanks> weights;
+  const auto train = [&](ddp::ProcessGroup& process_group) {
+    const int rank = process_group.rank();
+    ddp::Mlp model = std::dynamic_pointer_cast<ddp::MlpImpl>(initial->clone());
+    model->to(process_group.device());
+    for (torch::Tensor& parameter : model->parameters()) {
+      parameter.detach().add_(rank);  // the wrapper gives every rank rank 0's weights
+    }
+    ddp::DistributedSampler sampler(dataset.train.size(), rank, kRanks, options.seed);
+    ddp::DataLoader loader(dataset.train, sampler, options.batch_size, process_group.device());
+    ddp::DistributedDataParallel parallel_model(model, process_group,
+                                                {.buckets = ddp::bucket_sizes(options.bucket_mib)});
+    const auto optimizer = ddp::make_optimizer(model->parameters(), options);
+    for (int64_t epoch = 0; epoch < options.total_epochs; ++epoch) {
+      sampler.set_epoch(epoch);
+      for (const ddp::Batch& batch : loader) {
+        optimizer->zero_grad();
+        ddp::loss(parallel_model.forward(batch.input), batch.target, batch.weight).backward();
+        optimizer->step();
+      }
+    }
+    weights[static_cast<size_t>(rank)] = ddp::parameter_vector(*model);
+  };
+  ddp::test::run_ranks(kRanks, train, backend);
+  for (const torch::Tensor& of_rank : weights) {
+    TORCH_CHECK(torch::equal(of_rank, weights[0]), "Expected the same weights on all ranks");
+  }
+  return weights[0];
 }
 
 /// Tensors that ranks, as threads, show each other, with the events since which they are ready.
@@ -260,8 +252,8 @@ TEST_CASE("stage 02 has the CPU's gradients, on the caller's streams", "[fake]")
 
 TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of their own", "[fake]") {
   take_an_order();
-  const torch::Tensor expected = train_on_ranks(small_options(), kRanks);
-  const torch::Tensor got = train_on_ranks(small_options(), kRanks, by_streams());
+  const torch::Tensor expected = train_on_ranks("shm");
+  const torch::Tensor got = train_on_ranks(by_streams());
   // The same order of additions; shm divides as it adds.
   CHECK((got - expected).abs().le(1e-6).all().item<bool>());
 }
