@@ -39,26 +39,23 @@ inline std::vector<std::string> listening_at(int port) {
 /// because both sides set SO_REUSEADDR.
 class HeldPort {
  public:
-  HeldPort() : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  HeldPort() {
     const int on = 1;
-    setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof(address);
-    bind(fd_, reinterpret_cast<sockaddr*>(&address), length);
-    getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+    bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), length);
+    getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length);
     number_ = std::to_string(ntohs(address.sin_port));
   }
-  ~HeldPort() { close(fd_); }
-  HeldPort(const HeldPort&) = delete;
-  HeldPort& operator=(const HeldPort&) = delete;
   const std::string& number() const { return number_; }
   /// From now on the kernel takes connections that no program accepts.
-  void listen() const { ::listen(fd_, SOMAXCONN); }
+  void listen() const { ::listen(fd_.get(), SOMAXCONN); }
 
  private:
-  int fd_;
+  FileDescriptor fd_{socket(AF_INET, SOCK_STREAM, 0)};
   std::string number_;
 };
 
