@@ -104,12 +104,13 @@ class FirstRun:
         if program.startswith(("02", "03")):
             return self.moved([[*command, "--nprocs", world_size]])
         with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rank 0 sets it too, and may listen
             held.bind(("127.0.0.1", 0))
             command += ["--world-size", world_size, "--master-addr", "127.0.0.1", "--master-port", held.getsockname()[1]]
-        if program.startswith("05"):  # a node for each rank, all with this machine's first device
-            return self.moved([[*command, "--rank", rank, "--local-rank", 0, "--local-world-size", 1] for rank in range(world_size)],
-                              [{"NCCL_HOSTID": str(rank), "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"} for rank in range(world_size)])
-        return self.moved([[*command, "--rank", rank, "--local-rank", rank, "--local-world-size", world_size] for rank in range(world_size)])
+            if program.startswith("05"):  # a node for each rank, all with this machine's first device
+                return self.moved([[*command, "--rank", rank, "--local-rank", 0, "--local-world-size", 1] for rank in range(world_size)],
+                                  [{"NCCL_HOSTID": str(rank), "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"} for rank in range(world_size)])
+            return self.moved([[*command, "--rank", rank, "--local-rank", rank, "--local-world-size", world_size] for rank in range(world_size)])
 
     def parity(self, program, world_size, workload, *options):
         if (world_size, workload) not in self.expected:
@@ -118,11 +119,9 @@ class FirstRun:
 
     def your_model(self):
         command, ranks = [YOUR_MODEL, DIGITS, "1"], 1 << (self.count.bit_length() - 1)  # a number that divides the batch
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1]), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        job = {"DDP_LAUNCHER": "spawn", "DDP_STORE_FILE": str(self.scratch / "store"), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         visible = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
-        moved = self.moved([command] * ranks, [{**address, **visible, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)])
+        moved = self.moved([command] * ranks, [{**job, **visible, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)])
         self.compare(moved, self.moved([command], [{"CUDA_VISIBLE_DEVICES": ""}]), 1e-3)
 
     def compare(self, moved, expected, relative):
