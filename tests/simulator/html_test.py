@@ -50,7 +50,7 @@ add(document.body, "pre", { id: "said", textContent: JSON.stringify({ seen, show
 
 
 def show(program, *moves, options=()):
-    """@return what the browser shows after each move of a slider, and the document of the page"""
+    """@return what the browser shows after each move of a slider, and how the program ended"""
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run([f"{PROGRAMS}/{program}", "--html", f"{folder}/page.html"], capture_output=True, text=True)
         page = pathlib.Path(folder, "page.html").read_text()
@@ -58,7 +58,7 @@ def show(program, *moves, options=()):
     copy = look.join(page.replace("<head>", page_test.WATCH, 1).rsplit("</body>", 1))
     said = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', page_test.browse(copy, "--dump-dom", *options), re.DOTALL)[1]))
     assert said["wrong"] == [] and len(page) < 400_000, (said["wrong"], len(page))
-    return said, json.loads(re.search('id="document">(.*?)</script>', page)[1]), ran
+    return said, ran
 
 
 class Html(unittest.TestCase):
@@ -77,7 +77,7 @@ class Html(unittest.TestCase):
         self.assertEqual(options, ["--alpha-us", "10", "--beta-us-per-mib", "100", "--nprocs", "4"])
 
     def test_bars_stand_at_their_times_at_a_scale_that_stays_until_a_run_is_longer(self):
-        said, document, _ = show("sim_buckets", ("bucket_mib", 1000), ("--beta-us-per-mib", 1000), ("--beta-us-per-mib", 10))
+        said, _ = show("sim_buckets", ("bucket_mib", 1000), ("--beta-us-per-mib", 1000), ("--beta-us-per-mib", 10))
         scales = []
         for seen, end in zip(said["seen"], (2223.32, 2325.473, 4624.727, 4624.727, 2095.547), strict=True):
             scales.append(seen["width"] / end)
@@ -92,17 +92,10 @@ class Html(unittest.TestCase):
         self.assertEqual(said["seen"][0]["legend"], ["data", "forward", "backward", "optimizer", "waiting", "all_reduce"])
         self.assertEqual([said["seen"][0]["colors"], [us for us, _ in said["seen"][0]["axis"]]], [6, [0, 500, 1000, 1500]])
         self.assertEqual(said["shown"], 3 * [[True, False]])
-        shown = {"--alpha-us": 10, "--beta-us-per-mib": 100, "--nprocs": 2, "bucket_mib": 1}
-        self.assertEqual(document["shown"], shown)
-        for bucket_mib, messages, last in (1e-6, 6, 2243.32), (1, 2, 2223.32), (1000, 1, 2325.47):
-            run, = [run for run in document["runs"] if run["settings"] == shown | {"bucket_mib": bucket_mib}]
-            spans = document["lanes"][run["ranks"][1]]["spans"]
-            self.assertEqual(len([span for span in spans if document["kinds"][span[2]] == ["communication", "all_reduce"]]), messages)
-            self.assertEqual(max(end for _, end, _ in spans), last)
 
     def test_a_narrow_dark_window_shows_all_and_a_deadlock_is_its_message(self):
         for program in "sim_ring_all_reduce", "sim_deadlock":
-            said, _, ran = show(program, ("--nprocs", 8), options=("--blink-settings=preferredColorScheme=0", "--window-size=400,800"))
+            said, ran = show(program, ("--nprocs", 8), options=("--blink-settings=preferredColorScheme=0", "--window-size=400,800"))
             self.assertGreater(said["seen"][0]["left"], 56)  # room for "rank 0"
             for title, _, _, height, *_ in said["seen"][0]["bars"]:
                 self.assertEqual(height, 11 if title.startswith("communication, message") else 22)
