@@ -173,7 +173,7 @@ void compile_steps(Plan& plan, Session& session) {
                   session);
     if (result.ok()) {
       session.progress.note(
-          fmt::format("it took {:.0f} s, which no step's time has", result.seconds));
+          fmt::format("it took {:.0f} s, which no step counts", result.seconds));
     } else {
       failed.push_back(file);
       plan.not_run.push_back({planned.run.model + "/" + planned.row.program(), result.failure()});

@@ -299,14 +299,14 @@ class Pages(Scratch):
             self.write("exercise/03/by_hand.cpp", "mine")
             self.write("exercise/03/right", "mine")
             self.assertRegex(self.main(f"3 --time --build-dir {self.folder}"),
-                             r"(?s)\n03 Average the gradients +2 +8.00 \(8.00 to 8.00\) +2.00\n03b .* -\nwrapper +2 .*1.00\n")
+                             r"(?s)\n03 Average the gradients +2 +8.00 \(8.00 to 8.00\) +2.00 x 4 ms\n03b .* -\nwrapper +2 .*1.00 x 4 ms\n")
             self.assertEqual((self.folder / "log").read_text().split(), ["8", "4", "4", "8"])
             flat = f"3b --time --solution --build-dir {self.folder}"
-            self.assertRegex(self.main(flat), r"(?s)\n03 .* 2.00\n03b .* 2 +6.00 .* 1.50\n")
+            self.assertRegex(self.main(flat), r"(?s)\n03 .* 2.00 x 4 ms\n03b .* 2 +6.00 .* 1.50 x 4 ms\n")
             self.assertRaisesRegex(exercise.Bad, "03b: got another training.*: step 0: loss 2.5", self.main, flat)
             program("bin/03_ddp_spawn_compiled", 1.5, 2)
             with mock.patch.object(exercise.subprocess, "run") as compiled:
-                self.assertRegex(self.main(f"compiled --time --build-dir {self.folder}"), r"\ncompiled +2 +2.00 .* 0.500\n")
+                self.assertRegex(self.main(f"compiled --time --build-dir {self.folder}"), r"\ncompiled +2 +2.00 .* 0.500 x 4 ms\n")
             self.assertIn("--layers", compiled.call_args[0][0])
 
     def test_errors_of_a_compiler_are_those_of_the_copy(self):
