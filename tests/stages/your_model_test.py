@@ -4,6 +4,7 @@
 usage: your_model_test.py BUILD_DIR CMAKE TORCHRUN CXX_FLAGS
 """
 
+import functools
 import math
 import os
 import pathlib
@@ -65,10 +66,15 @@ def your_model_in_python(file, epochs):
     return rows
 
 
-def gpt_in_python(text):
+@functools.lru_cache(maxsize=None)
+def gpt_in_python(text, dropout=0, ranks=1):
     """@return losses and norms as train() does"""
-    blocks = [nn.TransformerEncoderLayer(128, 4, 512, 0, "gelu", batch_first=True, norm_first=True) for _ in range(2)]
+    blocks = [nn.TransformerEncoderLayer(128, 4, 512, dropout, "gelu", batch_first=True, norm_first=True) for _ in range(2)]
+    for block in blocks:
+        block.dropout = nn.Identity()
+        block.dropout1.register_forward_pre_hook(lambda _, x: x[0].contiguous())  # it draws in the order of the memory
     model = nn.ModuleList([nn.Embedding(256, 128), nn.Embedding(64, 128), *blocks, nn.LayerNorm(128)])
+    states = [torch.Generator().manual_seed(42 + rank).get_state() for rank in range(ranks)]
     torch.manual_seed(42)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
@@ -76,11 +82,19 @@ def gpt_in_python(text):
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
 
-    def loss(rows):
-        x = model[0](rows[:, :-1]) + model[1].weight
+    def micro_loss(rows):
+        x = nn.functional.dropout(model[0](rows[:, :-1]) + model[1].weight, dropout)
         for block in blocks:
             x = block(x, nn.Transformer.generate_square_subsequent_mask(64), is_causal=True)
         return cnn.loss((model[-1](x) @ model[0].weight.T).flatten(0, 1), rows[:, 1:].flatten())
+
+    def loss(rows):
+        losses = []
+        for rank in range(ranks):
+            torch.set_rng_state(states[rank])
+            losses += [micro_loss(part) for part in rows[rank::ranks].split(4)]
+            states[rank] = torch.get_rng_state()
+        return torch.stack(losses).mean()
 
     rates = [1e-3 * min(1, (step + 1) / 10) * (0.55 + 0.45 * math.cos(math.pi * step / STEPS)) for step in range(STEPS)]
     size = len(text) - 64  # places where a sequence may begin
@@ -133,6 +147,7 @@ class YourModel(Scratch):
     def test_your_model_trains_as_python(self):
         uneven = self.folder / "uneven.safetensors"  # in the last step a rank has no sample; rank 0 evaluates two of three
         save_file({name: value[:3 if name.startswith("test") else 65].contiguous() for name, value in load_file(DIGITS).items()}, uneven)
+        os.link(self.write("old", ""), self.folder / "your_model.pt")  # a save replaces the file, and does not write into it
         for file, epochs, *words in (DIGITS, 6), (uneven, 4, 4):
             expected = your_model_in_python(file, epochs)
             for ranks, output in enumerate(self.outputs(self.program, file, *words), 1):
@@ -140,7 +155,8 @@ class YourModel(Scratch):
                     rows, saved = self.your_model(output, ranks)
                     self.assert_close(rows, [row[:3] for row in expected], 1e-4)
                     self.assert_close(saved, min(expected, key=lambda row: row[1])[2:], 1e-4)
-        self.assertEqual(sorted(os.listdir(self.folder)), ["uneven.safetensors", "your_model.pt"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["old", "uneven.safetensors", "your_model.pt"])
+        self.assertEqual((self.folder / "old").read_text(), "")
         page = (ROOT / "docs/guides/your_model.md").read_text(encoding="utf-8")
         self.assertTrue("/your_model data/digits.safetensors\n" in page, "the page has another command")
 
@@ -152,9 +168,19 @@ class YourModel(Scratch):
                 self.assertEqual((len(rows), accuracy), (best + 3, rows[best][2]))
 
     def test_ranks_with_other_settings_are_refused(self):
-        result = self.torchrun("sh", "-c", f"exec {self.program} {DIGITS} $((2 + RANK))")
-        self.assertNotEqual(result.returncode, 0)
-        self.assertIn('settings: rank 1 has "epochs 3", rank 0 has "epochs 2"', result.stderr)
+        own = "$((1 + RANK))"
+        for words, name in ((f"{self.program} {DIGITS} {own}", "epochs"), (f"{self.program} {DIGITS} 1 1 {own}", "patience"),
+                            (f"{self.gpt} {DIGITS} {own}", "steps"), (f"{self.gpt} {DIGITS} 1 0 $([ $RANK = 1 ] || echo autocast)", "precision")):
+            result = self.torchrun("sh", "-c", f"exec {words}")
+            self.assertNotEqual(result.returncode, 0)
+            self.assertRegex(result.stderr, f'settings: rank 1 has "{name} .*", rank 0 has "{name} ')
+        for program, batch in (self.program, 64), (self.gpt, 8):
+            self.assertIn(f"ranks: got 3, expected a divisor of {batch}", self.torchrun("--nproc-per-node=3", program, DIGITS, 1).stderr)
+
+    def test_a_loss_that_is_no_number_ends_the_training(self):
+        file, data = self.folder / "nan.safetensors", load_file(DIGITS)
+        save_file(data | {"test_features": data["test_features"] * math.nan}, file)
+        self.assertRegex(run(self.program, file, 1, cwd=self.folder).stderr, "held-out loss: got -?nan, expected a number")
 
     def gpt_outputs(self, *words):
         """@return the losses, and the norms, of one process and of two ranks"""
@@ -163,17 +189,19 @@ class YourModel(Scratch):
 
     def test_gpt_trains_as_python(self):
         text = (ROOT / "LICENSE").read_bytes()[:400]  # two epochs of ten steps
-        file, (expected, norms) = self.write("text", text), gpt_in_python(text)
-        self.assertLess(expected[-1], 0.8 * expected[0])
-        # What dropout draws depends on the ranks. The program itself compares the ranks' weights.
-        cases = (0, "float32", -1, 1e-5), (0, "autocast", 1e-5, 1e-3), (0, "bfloat16", 1e-4, 0.01), (0.1, "float32", 1e-3, 0.05)
+        file = self.write("text", text)
+        cases = (0, "float32", -1, 1e-5), (0, "autocast", 1e-5, 1e-3), (0, "bfloat16", 1e-4, 0.01), (0.5, "float32", -1, 1e-5)
         for dropout, precision, least, most in cases:
             for ranks, (losses, got) in enumerate(self.gpt_outputs(file, STEPS, dropout, precision), 1):
+                expected, norms = gpt_in_python(text, dropout, ranks if dropout else 1)
                 with self.subTest(precision, dropout=dropout, ranks=ranks):
+                    self.assertLess(expected[-1], 0.8 * expected[0])
                     self.assert_close(losses, expected, most)
                     self.assert_close(got, norms, 10 * most)
                     self.assertGreater(max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True)), least)
-        self.assertIn("got 95 bytes, expected at least 96\n", run(self.gpt, self.write("short", text[:95]), cwd=self.folder).stderr)
+        for words, said in (([self.write("short", text[:95])], "got 95 bytes, expected at least 96\n"),
+                            ([file, 1, 1], "dropout: got 1, expected "), ([file, 1, 0, "bf16"], 'precision: got "bf16", expected ')):
+            self.assertIn(said, run(self.gpt, *words, cwd=self.folder).stderr)
 
     def test_gpt_trains_with_two_ranks_as_with_one_on_the_pages(self):
         pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/*/*.md"))]
