@@ -81,6 +81,7 @@ class Pages(TemporaryTree):
         self.script("tools/a", "#!/bin/sh\nexit $1\n")
         self.check({"tools/a 0": 0, "tools/a 1": 1}, "| x | `{}` |\n")
         self.check({"sbatch x": 0, "tools/a 0": 1}, "```sh\n{}\n```\n")
+        self.assertTrue(pages.CELL.search((ROOT / "README.md").read_text()) and pages.COURSE.match("05_multinode/README.md"))
         self.check({f"$ echo $PATH\n{pages.SHELL_PATH}\n": 0}, "```console\n{}```\n")
 
     def test_links_lead_somewhere(self):
