@@ -339,7 +339,8 @@ double parameter(const std::string& name, double initial, const std::vector<doub
 }
 void check(bool holds, const std::string& what) {
   if (!holds) {
-    current().simulation.complaints.push_back(fmt::format("rank {}: check failed: {}", own_index, what));
+    current().simulation.complaints.push_back(
+        fmt::format("rank {}: check failed: {}", own_index, what));
   }
 }
 

@@ -161,7 +161,7 @@ int main(int argc, char** argv) {
                 ", expected FILE [steps] [dropout] [precision]");
     const int64_t steps = argc > 2 ? ddp::parse_integer<int64_t>("steps", argv[2], 1) : 200;
     const double dropout = argc > 3 ? ddp::as_number<double>(argv[3]).value_or(-1) : 0.1;
-    TORCH_CHECK(dropout >= 0 && dropout < 1, "dropout: got ", argv[3], ", expected from 0 to 1");
+    TORCH_CHECK(dropout >= 0 && dropout < 1, "dropout: got ", argv[3], ", expected 0 to below 1");
     const std::string precision = argc > 4 ? argv[4] : "float32";
     ddp::check_choice("precision", precision, {"float32", "autocast", "bfloat16"});
     train(launch, argv[1], steps, dropout, precision);
