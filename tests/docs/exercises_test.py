@@ -80,6 +80,8 @@ PROGRAMS = [
     ("04", 0, {"      optimizer->zero_grad();": "      sampler.set_epoch(epoch);\n      optimizer->zero_grad();"}, "before the loader begins"),
     ("06", 0, {OPTIMIZER: OWN_OPTIMIZER.format("SGD", "0.1"), INCLUDE: INCLUDE + "\n#include <torch/optim/sgd.h>"}, "`--optimizer` must choose"),
     ("06", 1, {DIVIDE: ""}, "Did you divide the sum?"),
+    ("06", 1, {"      optimizer->step();\n": "      optimizer->step();\n      for (auto& each : model->parameters()) ddp::broadcast(each.detach());\n"},
+     "send no weights"),
     ("06", 0, {"loss.backward();\n": "loss.backward();\n" + BY_HAND}, "average no weights"),
     ("07", 1, {"  ddp::expect_same_weights(*model);  // collective\n": ""}, "Keep it"),
     ("07", 1, {"    epoch_loss.div_(launch.world_size);\n": ""}, "divide the sum"),
