@@ -1,5 +1,6 @@
 #include "common/device/device.hpp"
 
+#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
 
@@ -71,6 +72,9 @@ void keep_freed_memory() {
 void apply_settings(const DeviceOptions& options) {
   keep_freed_memory();
   at::set_num_threads(options.threads);
+  // One thread makes MKL's first square root alone, and not Adam's first step on several: of first
+  // calls at the same time one may take a kernel of few digits (pytorch#188792).
+  at::ones({1}).sqrt();
   if (options.deterministic) {
     // Must be set before cuBLAS is first used.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
