@@ -157,8 +157,7 @@ void train(const ddp::LaunchEnvironment& launch, const std::string& path, int64_
 
 int main(int argc, char** argv) {
   return ddp::run_rank([=](const ddp::LaunchEnvironment& launch) {
-    TORCH_CHECK(argc > 1 && argc < 6, "arguments: got ", argc - 1,
-                ", expected FILE [steps] [dropout] [precision]");
+    TORCH_CHECK(argc > 1 && argc < 6, "words: got ", argc - 1, ", expected FILE and 0 to 3 more");
     const int64_t steps = argc > 2 ? ddp::parse_integer<int64_t>("steps", argv[2], 1) : 200;
     const double dropout = argc > 3 ? ddp::as_number<double>(argv[3]).value_or(-1) : 0.1;
     TORCH_CHECK(dropout >= 0 && dropout < 1, "dropout: got ", argv[3], ", expected 0 to below 1");
