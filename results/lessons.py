@@ -9,74 +9,72 @@ ladder         what `tools/exercise --time --solution` keeps
 
 import argparse
 import datetime
+import importlib.machinery
+import importlib.util
 import json
-import os
+import math
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True  # beside tools/exercise
+sys.path.insert(0, f"{ROOT}/tools")
+loader = importlib.machinery.SourceFileLoader("exercise", f"{ROOT}/tools/exercise")
+exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exercise", loader))
+loader.exec_module(exercise)
+
+BUILD = ROOT / "build"
+RIGHT, WRAPPER, BY_HAND = "build/bin/01_single_gpu", "build/bin/03_ddp_spawn --nprocs 2", "build/bin/03_ddp_spawn_by_hand --nprocs 2"
 LAYERS, LAUNCHES = (1, 5, 10, 20, 30), 9
 
 
-def program(name, *options):
-    return [ROOT / "build/bin" / name, *options]
-
-
-def exercise(number, folder):
+def copy_of(number, folder):
     """@return the program of an exercise as the reader gets it"""
-    folder = pathlib.Path(folder, number)
-    printed = subprocess.run([ROOT / "tools/exercise", number, "--folder", folder], check=True, stdout=subprocess.PIPE, text=True).stdout
-    built = next(folder.glob("03_ddp_spawn*"), None) or sys.exit(f"exercise {number}: got no program, expected one: {printed}")
-    return [built, "--nprocs", "2"]
+    page, folder = exercise.find(number), pathlib.Path(folder, number)
+    exercise.make(page, folder)
+    if errors := exercise.build(page, folder, BUILD):
+        sys.exit(f"exercise {number}: got no program, expected one: {errors}")
+    return f"{folder / page.program} --nprocs 2"
 
 
-def run(command, words, folder):
-    """@return what the program printed, and each step's loss, the mean of the ranks"""
-    metrics = pathlib.Path(folder, "metrics.jsonl")
-    metrics.unlink(missing_ok=True)
-    command = [*command, *words.split(), "--quiet", "--metrics", metrics]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
-    if done.returncode and "weights differ" not in done.stderr:
-        sys.exit(f"{command}: got exit code {done.returncode}, expected 0: {done.stderr}")
-    losses = {}
-    for row in map(json.loads, metrics.read_text().splitlines()):
-        if "step" in row:
-            losses.setdefault(row["step"], []).append(row["loss"])
-    return done.stdout, [statistics.mean(losses[step]) for step in sorted(losses)]
+def run(program, words):
+    """@return `step` in ms, and each step's loss, the mean of the ranks"""
+    facts = exercise.run(f"{program} {words} --quiet --metrics sgd.jsonl", None, None, BUILD)
+    losses = facts.get("sgd_losses", [math.nan])
+    if facts["exit"] != "0" and "weights differ" not in facts["output"] or not all(map(math.isfinite, losses)):
+        sys.exit(f"{program}: got exit code {facts['exit']}, expected 0 and finite losses: {facts['output']}")
+    return facts.get("step"), losses
 
 
 def measure(folder):
-    right, two_ranks = program("01_single_gpu"), program("03_ddp_spawn", "--nprocs", "2")
-    wrong = {f"no {lacks}": exercise(number, folder) for lacks, number in (("broadcast", "02"), ("all-reduce", "03"), ("set_epoch", "04"))}
+    wrong = {f"no {lacks}": copy_of(number, folder) for lacks, number in (("broadcast", "02"), ("all-reduce", "03"), ("set_epoch", "04"))}
     # With two ranks and SGD, the sum of the gradients is their mean at twice the learning rate.
-    wrong["sum, not mean"] = program("03_ddp_spawn_by_hand", "--nprocs", "2", "--lr", "0.2")
+    wrong["sum, not mean"] = f"{BY_HAND} --lr 0.2"
 
     losses = {}
-    for name, command in {"right": right, **wrong}.items():
-        values = run(command, "20 99 --dataset digits --global-batch 64", folder)[1]
+    for name, program in {"right": RIGHT, **wrong}.items():
+        values = run(program, "20 99 --dataset digits --global-batch 64")[1]
         steps = len(values) // 20
         losses[name] = [statistics.mean(values[epoch * steps:(epoch + 1) * steps]) for epoch in range(20)]
 
     fashion = "3 99 --dataset fashion-mnist --global-batch 64"
-    alone = run(right, fashion, folder)[1]
+    alone = run(RIGHT, fashion)[1]
     ends = sorted({*(round(10 ** (n / 6)) for n in range(21)), len(alone)})
     differences = {}
-    for name, command in {"two ranks": two_ranks, "two threads": [*right, "--threads", "2"], **wrong}.items():
-        relative = [abs(loss / expected - 1) for loss, expected in zip(run(command, fashion, folder)[1], alone, strict=True)]
+    for name, program in {"two ranks": WRAPPER, "two threads": f"{RIGHT} --threads 2", **wrong}.items():
+        relative = [abs(loss / expected - 1) for loss, expected in zip(run(program, fashion)[1], alone, strict=True)]
         differences[name] = [max(relative[begin:end]) for begin, end in zip([0, *ends], ends)]
 
     step_ms = {name: {layers: [] for layers in LAYERS} for name in ("by hand", "wrapper")}
     for _ in range(LAUNCHES):
         for layers in LAYERS:
-            for name, command in ("by hand", program("03_ddp_spawn_by_hand", "--nprocs", "2")), ("wrapper", two_ranks):
-                printed = run(command, f"3 99 --backend gloo --layers {','.join(['64'] * (layers + 1))}", folder)[0]
-                step_ms[name][layers].append(float(re.search(r"step (\S+) ms", printed)[1]))
+            for name, program in ("by hand", BY_HAND), ("wrapper", WRAPPER):
+                step_ms[name][layers].append(float(run(program, f"3 99 --backend gloo --layers {','.join(['64'] * (layers + 1))}")[0]))
     subprocess.run([ROOT / "tools/exercise", "--time", "--solution"], check=True)
-    ladder = json.loads((ROOT / "build/exercise/times.json").read_text())
+    ladder = json.loads((BUILD / "exercise/times.json").read_text())
     return {"date": f"{datetime.date.today()}", "losses": losses, "differences": {"ends": ends, **differences}, "step_ms": step_ms, "ladder": ladder}
 
 
