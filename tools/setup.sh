@@ -31,7 +31,7 @@ case ${1:-all} in
         )
         # A browser for the report's page, which Ubuntu has only as a snap.
         ! grep -qsx ID=debian /etc/os-release || packages+=(chromium-headless-shell)
-        requirements+=(tests/bench/requirements.txt)
+        requirements+=(tests/requirements.txt)
         target=all tests=ON
         ;;
     *) die 2 "got \"$1\", expected bench or all" ;;
