@@ -44,8 +44,8 @@ UNIT = re.compile(r" ?(?:ms|us|s|min|samples/s|[MG]B/s|MiB)\b")
 
 
 def pages():
-    """Every page, the course first."""
-    return [page for pattern in ("README.md", "*/README.md", "bench/peers/README.md", "docs/**/*.md") for page in sorted(ROOT.glob(pattern))
+    """Every page, the checkout's first."""
+    return [page for pattern in ("*.md", "*/README.md", "bench/peers/README.md", "docs/**/*.md") for page in sorted(ROOT.glob(pattern))
             if not page.relative_to(ROOT).parts[0].startswith((".", "build"))]
 
 
