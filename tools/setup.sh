@@ -13,7 +13,7 @@ program=setup
 
 packages=(
     # to build
-    g++ cmake ninja-build ccache git ca-certificates python3 python3-dev python3-venv
+    g++ cmake make ninja-build ccache git ca-certificates python3 python3-dev python3-venv
     libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin
