@@ -96,6 +96,18 @@ class Submitted:
             time.sleep(0.3)
 
 
+def reframe(case, scale, arguments, *options):
+    """Runs packaging/reframe/ddp_cpp.py on a small model. @return ReFrame's results, by the value of `arguments`"""
+    words = ["-c", ROOT / "packaging/reframe/ddp_cpp.py", "-r", "-t", scale, "--report-file=report.json", "-P", f"arguments={','.join(arguments)}"]
+    for setting in "layers=20,1", "steps=20", "repetitions=1":
+        words += ["-S", setting]
+    program = shutil.which("reframe", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}:{ROOT}/.venv/bin")
+    result = case.run_here(program, *words, *options, HOME=str(case.folder), PYTHONDONTWRITEBYTECODE="1")
+    cases = json.loads((case.folder / "report.json").read_text())["runs"][0]["testcases"] if "Finished on" in result.stdout else []
+    case.assertEqual({found["arguments"] for found in cases}, {*arguments}, (result.stdout, result.stderr))
+    return {found["arguments"]: found for found in cases}
+
+
 def run_tests(logs=lambda: ""):
     """Runs the tests of the program, TEST or all, for `NAME_test.py BUILD_DIR [TEST...]`. @param logs of the daemons, for a failure"""
     successful = unittest.main(argv=[sys.argv[0], "--verbose", *sys.argv[2:]], exit=False).result.wasSuccessful()

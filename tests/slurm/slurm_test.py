@@ -167,6 +167,14 @@ class Scripts(Case):
         self.assertLessEqual({("05_multinode", 1, 1), ("05_multinode", 1, 2), ("05_multinode", 2, 4)},
                              {(entry["stage"], entry["nodes"], entry["world_size"]) for entry in runs if entry["parity"]["ok"]}, runs)
 
+    def test_reframe(self):
+        """The acceptance test passes on two nodes, and fails where the ranks exchange no gradients."""
+        partition = {"name": "main", "scheduler": "squeue", "launcher": "srun", "environs": ["builtin"], "processor": {"num_cpus": 2, "num_cpus_per_core": 1}}
+        config = self.write("config.yaml", json.dumps({"systems": [{"name": "two", "hostnames": [".*"], "partitions": [partition]}]}))
+        found = stages.reframe(self, "2_nodes", ("--quiet", "--no-communication"), "-C", config, "-S", f"folder={BIN}", "-S", "exclusive_access=0")
+        self.assertEqual([found["--quiet"][name] for name in ("result", "num_tasks", "job_nodelist")], ["pass", 4, ["node1", "node2"]], found)
+        self.assertRegex(found["--no-communication"]["fail_reason"], "^sanity error: loss of step 1: got ")
+
 
 class Stops(Case):
     EPOCHS = 100
