@@ -118,7 +118,7 @@ PROGRAMS = [
     ("11", 1, {"parameter.detach().copy_": "parameter.copy_"}, "change parameter.detach()"),
     ("11", 1, {"sum / launch.world_size": "sum"}, "Adam hides a sum"),
     ("12", 0, {"784,256,10": "784,256,10 --resume restart"}, "did not read the snapshot"),
-    ("12", 1, {"  --snapshot build/exercise/12/killed.safetensors": "  --quiet"}, "The run failed"),
+    ("12", 1, {"    --snapshot \"$snapshot\"": "    --quiet"}, "The run failed"),
 ]
 
 
@@ -244,7 +244,7 @@ class Pages(Scratch):
 
     def test_the_copy_is_kept_and_exit_codes_tell_what_is_right(self):
         with mock.patch.object(exercise, "check") as check, mock.patch.object(exercise, "build", return_value="an error"):
-            for file in "train.sh", "by_hand.cpp", "exercise/03b/by_hand.cpp":
+            for file in "kill_a_rank.sh", "by_hand.cpp", "exercise/03b/by_hand.cpp":
                 self.write(file, "mine")
             here = f"--folder {self.folder} --build-dir {os.path.relpath(self.folder)}"
             for arguments, is_right, answer in ((f"12 {here}", None, "^0 .*stays as it is.*an error"),
@@ -262,7 +262,7 @@ class Pages(Scratch):
             self.write("exercise/03b/by_hand.cpp", "changed")
             self.assertRegex(self.main(f"--build-dir {self.folder}"), "\n  03b ")
             self.assertTrue(check.call_args[0][2].is_absolute())  # commands run in other folders
-            self.assertEqual((self.folder / "train.sh").read_text(), "mine")
+            self.assertEqual((self.folder / "kill_a_rank.sh").read_text(), "mine")
             with mock.patch.object(pathlib.Path, "chmod", side_effect=PermissionError):  # a file system without modes
                 self.assertRegex(exercise.make(exercise.find("12"), self.folder / "new"), "^Edit ")
 
