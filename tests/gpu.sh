@@ -42,7 +42,7 @@ pack() {
         done < <(libraries_of "$file")
     done
     cp "$root/data/digits.safetensors" "$to/build/share"
-    (cd "$root" && cp --parents tests/gpu.sh tests/device/gpu.py tools/{compile_step,command_line.py} bench/peers/ddp_peers/mlp.py "$to")
+    (cd "$root" && cp --parents tests/gpu.sh tests/device/gpu.py tools/{compile_step,command_line.py} bench/peers/ddp_peers/training.py "$to")
     printf '%s: %d MiB; there: tests/gpu.sh\n' "$to" "$(du -sm "$to" | cut -f1)"
 }
 

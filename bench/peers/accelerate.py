@@ -12,8 +12,7 @@ VARIANTS = {"ddp": "gradient_as_bucket_view, static_graph, fused SGD, a batch fe
 def train(options, device, samples, model, log):
     import torch
     from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
-    from ddp_peers.data import step_shares
-    from ddp_peers.mlp import loss_of
+    from ddp_peers.training import loss_of, step_shares
     from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
     class WholeBatches(TensorDataset):

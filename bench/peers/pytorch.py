@@ -15,8 +15,7 @@ VARIANTS = {
 
 def train(options, device, samples, model, log):
     import torch
-    from ddp_peers.data import GatherLoader
-    from ddp_peers.mlp import loss_of
+    from ddp_peers.training import GatherLoader, loss_of
 
     compiled = options.variant == "compiled"
     # Compiled inside the wrapper: a single graph, and DDP keeps its hooks.

@@ -17,14 +17,13 @@ class Work:
     inputs: np.ndarray
     targets: np.ndarray
     parameters: list[np.ndarray]  # initial weight (out, in) and bias of each layer
-    orders: list[np.ndarray]  # data.epoch_order() of each epoch
+    orders: list[np.ndarray]  # training.epoch_order() of each epoch
 
 
 def _draw(options):
     import torch
 
-    from .data import epoch_order, load_samples
-    from .mlp import Mlp
+    from .training import Mlp, epoch_order, load_samples
 
     samples = load_samples(options)
     torch.manual_seed(options.seed)

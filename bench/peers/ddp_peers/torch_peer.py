@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch.nn.utils import parameters_to_vector
 
 from .command_line import PeerError, UsageError, guarded
-from .data import load_samples
-from .mlp import Mlp
 from .processes import run_ranks
 from .report import PeerLog
+from .training import Mlp, load_samples
 
 
 def _gather(value):

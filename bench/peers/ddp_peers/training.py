@@ -1,4 +1,4 @@
-"""The stages' synthetic data, sample for sample, and a loader that reads it in the stages' order.
+"""What the stages train: their synthetic data, sample for sample, in their order, and their model with its loss.
 
 The generator calls are the same as in common/data/dataset.cpp and common/data/data_loader.cpp: change them together.
 """
@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 NOISE, LOGIT_SCALE = 0.1, 3.0
 
@@ -73,3 +74,27 @@ class GatherLoader:
             torch.index_select(self.samples.input, 0, indices, out=self.batch.input)
             torch.index_select(self.samples.target, 0, indices, out=self.batch.target)
             yield self.batch.input, self.batch.target, share
+
+
+class Mlp(torch.nn.Module):
+    """As in common/model/mlp.hpp: linear layers with ReLU between them. After torch.manual_seed() it has the stages' initial weights."""
+
+    def __init__(self, widths):
+        super().__init__()
+        self.layers = len(widths) - 1
+        for i in range(self.layers):
+            setattr(self, f"layer{i}", torch.nn.Linear(widths[i], widths[i + 1]))
+
+    def forward(self, x):
+        x = self.layer0(x)
+        for i in range(1, self.layers):
+            x = getattr(self, f"layer{i}")(torch.relu(x))
+        return x
+
+
+def loss_of(output, target, share):
+    """This rank's part of the step's mean loss: sum over its samples / `share`, see step_shares()."""
+    full = len(output) == share
+    function = F.mse_loss if output.shape[1] == 1 else F.cross_entropy
+    reduced = function(output, target, reduction="mean" if full else "sum")
+    return reduced if full else reduced / share
