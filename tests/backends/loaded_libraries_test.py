@@ -22,7 +22,7 @@ class Loaded(Scratch):
         """Runs a program with a fake CUDA driver. @return the names of the libraries, those that are unwanted, and the number of processes"""
         self.setUp()  # a folder for each run
         done = self.run_here(*f"{BUILD}/bin/{line}".split(), LD_DEBUG="files", LD_DEBUG_OUTPUT=f"{self.folder}/loaded", CUDA_VISIBLE_DEVICES="0",
-                             LD_LIBRARY_PATH=f"{BUILD}/tests/fake_driver")
+                             LD_LIBRARY_PATH=f"{BUILD}/tests/fake_cuda")
         self.assertEqual(done.returncode == 0, succeeds, done.stderr)
         processes = [path.read_text() for path in self.folder.glob("loaded.*")]
         names = {pathlib.Path(path).name for text in processes for path in re.findall(r"calling init: (\S+)", text)}

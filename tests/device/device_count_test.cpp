@@ -1,8 +1,12 @@
 // Number of GPUs of a process, with a fake driver. HTCondor and Slurm give GPUs by
 // CUDA_VISIBLE_DEVICES, as indices or UUIDs; only the driver may read that.
+#include <cstdlib>
+#include <iostream>
 
+#include "common/device/gpu_monitor.hpp"
+#include "common/device/hardware.hpp"
 #include "tests/support/catch.hpp"
-#include "tests/support/run_program.hpp"
+#include "tests/support/ranks_by_hand.hpp"
 
 namespace {
 
@@ -15,9 +19,9 @@ RunResult run(const std::string& command, const std::string& variables) {
       {.environment = ddp::test::variables(variables + " LD_LIBRARY_PATH=" DDP_FAKE_DRIVER)});
 }
 
-/// Number and UUIDs of the devices. @param variables "A=1 B": A is set, B is not
-std::string devices(const std::string& variables) {
-  return run(DDP_DEVICE_COUNT_HELPER, variables).out;
+/// What the test case below prints in a process of its own. @param seen its CUDA_VISIBLE_DEVICES
+std::string devices(const std::string& seen) {
+  return run(ddp::test::own_cases("[.devices]"), "SEEN=" + seen).out;
 }
 
 RunResult stage(const std::string& line, const std::string& variables) {
@@ -27,15 +31,27 @@ RunResult stage(const std::string& line, const std::string& variables) {
 
 }  // namespace
 
+TEST_CASE("number and UUIDs of this process's devices", "[.devices]") {
+  setenv("CUDA_VISIBLE_DEVICES", std::getenv("SEEN"), /*overwrite=*/1);
+  const int count = ddp::count_cuda_devices();
+  std::cout << "devices: " << count << ';';
+  for (int index = 0; index < count; ++index) {
+    std::cout << ddp::cuda_device_uuid(index) << ';';
+  }
+  SUCCEED();
+}
+
 TEST_CASE("what CUDA_VISIBLE_DEVICES names, the driver counts") {
-  const std::string third = "03030303-0303-0303-0303-030303030303\n";
-  CHECK(devices("CUDA_VISIBLE_DEVICES=3") == "1\n" + third);
-  CHECK(devices("CUDA_VISIBLE_DEVICES=1,3") == "2\n01010101-0101-0101-0101-010101010101\n" + third);
-  CHECK(devices("CUDA_VISIBLE_DEVICES=GPU-8932f937").starts_with("1\n8932f937-"));
-  // A broken driver counts as no GPU; without variables, tests run as on a machine without GPUs.
-  for (const char* const none : {"CUDA_VISIBLE_DEVICES=", "CUDA_VISIBLE_DEVICES=NoDevFiles",
-                                 "CUDA_VISIBLE_DEVICES=0 FAKE_DRIVER_FAILS=803", ""}) {
-    CHECK(devices(none) == "0\n");
+  const std::string third = "03030303-0303-0303-0303-030303030303;";
+  for (const auto& [seen, found] : std::map<std::string, std::string>{
+           {"3", "1;" + third},
+           {"1,3", "2;01010101-0101-0101-0101-010101010101;" + third},
+           {"GPU-8932f937", "1;8932f937-"},
+           // A broken driver counts as no GPU.
+           {"0 FAKE_DRIVER_FAILS=803", "0;"},
+           {"NoDevFiles", "0;"},
+           {"", "0;"}}) {
+    CHECK_THAT(devices(seen), Catch::Matchers::ContainsSubstring("devices: " + found));
   }
 }
 
@@ -61,4 +77,31 @@ TEST_CASE("a process to which its launcher shows one device uses that", "[stage]
   // All ranks that stage 03 starts see the same device.
   const std::string spawned = variables + " DDP_LAUNCHER=spawn DDP_STORE_FILE=/nowhere";
   CHECK(contains(stage("03_ddp_spawn 2 1 --nprocs 2", spawned).err, no_device));
+}
+
+TEST_CASE("GPU usage is that of the GPUs that a run uses, the mean over samples and GPUs",
+          "[monitor]") {
+  setenv("CUDA_VISIBLE_DEVICES", "3,0,5", /*overwrite=*/1);  // NVML has 5, 0
+  ddp::GpuMonitor monitor;
+  monitor.watch(1, 9);
+  CHECK(!monitor.take());
+  monitor.sample();
+  monitor.sample();
+  const auto all = monitor.take();
+  REQUIRE(all);
+  // 60 and 40 % in the first sample, 70 and 50 % in the second.
+  CHECK(all->utilisation_percent == Approx(55));
+  CHECK(all->memory_mib == Approx(3072));  // then half
+  CHECK(!monitor.take());
+  monitor.watch(1, 1);
+  monitor.sample();
+  const auto first = monitor.take();
+  REQUIRE(first);
+  CHECK(first->memory_mib == Approx(512));
+  // No GPU, beyond the last one, and one that NVML does not know.
+  for (const auto& [begin, devices] : {std::pair(0, 0), {3, 1}, {0, 9}}) {
+    monitor.watch(begin, devices);
+    monitor.sample();
+    CHECK(!monitor.take());
+  }
 }

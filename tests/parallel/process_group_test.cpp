@@ -417,7 +417,7 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
     const std::string work = kStage + "1000000 1000000 --backend gloo --timeout 120";
     auto& other = ranks.start(0, work);
     const ddp::test::RunResult result =
-        ranks.start(1, work, "LD_PRELOAD=" DDP_CUT_CONNECTION " DDP_CUT_AT=" + message).wait();
+        ranks.start(1, work, "LD_PRELOAD=" DDP_FAULTY_CALLS " DDP_CUT_AT=" + message).wait();
     INFO(message << ": " << result.seconds << " s\n" << result.err);
     CHECK(result.exit_code == 1);
     CHECK(std::ranges::count(result.err, '\n') == 1);

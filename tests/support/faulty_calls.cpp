@@ -3,10 +3,14 @@
 //
 // DDP_FAULT: "kill" (SIGKILL just before the call), "short" (a write of half), or an errno.
 // DDP_FAULT_FOLDER: counts calls for files below it, by absolute path. DDP_FAULT_AT: number of the
-// call with the fault. DDP_FAULT_CALL: counts only calls of this name.
+// call with the fault. DDP_FAULT_CALL: counts only calls of this name. DDP_CUT_AT: number of Gloo's
+// message under which the connection breaks, after the peer's own message has arrived.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,6 +27,9 @@ std::atomic<int> ddp_fault_calls{0};
 }
 
 namespace {
+
+constexpr int kHeadAndBody = 2;  // a head without body only announces a message
+std::atomic<int> messages{0};
 
 enum class Fault { kNone, kError, kShort };
 
@@ -78,6 +85,16 @@ int rename(const char* from, const char* to) noexcept {
 }
 int unlink(const char* path) noexcept {
   return fault_of("unlink", path) == Fault::kError ? -1 : unlinkat(AT_FDCWD, path, 0);
+}
+ssize_t writev(int socket, const iovec* parts, int count) {
+  using Writev = ssize_t (*)(int, const iovec*, int);
+  static const auto real_writev = reinterpret_cast<Writev>(dlsym(RTLD_NEXT, "writev"));
+  static const char* const cut_at = std::getenv("DDP_CUT_AT");
+  if (cut_at != nullptr && count == kHeadAndBody && ++messages == std::atoi(cut_at)) {
+    usleep(50'000);
+    shutdown(socket, SHUT_RDWR);
+  }
+  return real_writev(socket, parts, count);
 }
 
 }  // extern "C"

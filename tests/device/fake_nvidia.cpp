@@ -1,5 +1,6 @@
-// tests/device/fake_cuda_driver.cpp - a libcuda.so.1 that counts the devices in
-// CUDA_VISIBLE_DEVICES, out of eight. FAKE_DRIVER_FAILS is the result of cuInit().
+// tests/device/fake_nvidia.cpp - a libcuda.so.1 that counts the devices in CUDA_VISIBLE_DEVICES,
+// out of eight; FAKE_DRIVER_FAILS is the result of cuInit(). And a libnvidia-ml.so.1 with two GPUs,
+// the driver's devices 5 and 0, and known answers.
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -62,3 +63,43 @@ extern "C" int cuDriverGetVersion(int* version) {
   *version = 99000;
   return kSuccess;
 }
+
+extern "C" {
+
+struct FakeUtilisation {
+  unsigned gpu_percent;
+  unsigned memory_percent;
+};
+struct FakeMemory {
+  unsigned long long total_bytes;
+  unsigned long long free_bytes;
+  unsigned long long used_bytes;
+};
+
+static int devices[2];
+static unsigned looks = 0;
+
+int nvmlInit_v2() {
+  return 0;
+}
+int nvmlShutdown() {
+  return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
+  const bool first = std::strcmp(uuid, "GPU-05050505-0505-0505-0505-050505050505") == 0;
+  const bool second = std::strcmp(uuid, "GPU-00000000-0000-0000-0000-000000000000") == 0;
+  *device = &devices[second ? 1 : 0];
+  return first || second ? 0 : 6;
+}
+int nvmlDeviceGetUtilizationRates(void* device, FakeUtilisation* utilisation) {
+  const bool second = device == &devices[1];
+  utilisation->gpu_percent = (second ? 60u : 40u) + (looks / 2) * 10u;
+  ++looks;
+  return 0;
+}
+int nvmlDeviceGetMemoryInfo(void* device, FakeMemory* memory) {
+  memory->used_bytes = (device == &devices[1] ? 1ull : 2ull) << (looks > 2 ? 29 : 30);
+  return 0;
+}
+
+}  // extern "C"
