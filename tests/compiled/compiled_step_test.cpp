@@ -1,21 +1,14 @@
-// Steps that PyTorch's compiler made are those of Python and of autograd in C++, for batches of any
-// size. make_steps.py makes them.
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/linear.h>
+// Steps that PyTorch's compiler made are those of Python, for batches of any size. make_steps.py
+// makes them. For autograd in C++ see compiled_test.py.
 #include <torch/optim/sgd.h>
 
 #include "common/base/exit_codes.hpp"
 #include "common/compiled/compiled_step.hpp"
-#include "common/data/dataset.hpp"
 #include "common/data/tensor_file.hpp"
 #include "tests/support/catch.hpp"
 
 namespace {
 
-namespace nn = torch::nn;
 using Catch::Matchers::ContainsSubstring;
 
 std::string file(const std::string& name) {
@@ -70,35 +63,6 @@ TEST_CASE("three steps of a model with tied weights, buffers and attention are P
   const ddp::Evaluation evaluation = ddp::evaluate(step, last);
   CHECK(evaluation.loss == Approx(expected.at("evaluated").item<double>()).epsilon(1e-5));
   CHECK(std::isnan(evaluation.accuracy));  // several outputs a sample
-}
-
-TEST_CASE("the losses of 20 steps of the page's CNN are autograd's", "[compiled]") {
-  nn::Sequential model(nn::Unflatten(nn::UnflattenOptions(1, {1, 8, 8})),
-                       nn::Conv2d(nn::Conv2dOptions(1, 16, 3).padding(1)), nn::ReLU(),
-                       nn::Conv2d(nn::Conv2dOptions(16, 32, 3).stride(2).padding(1)), nn::ReLU(),
-                       nn::Flatten(), nn::Linear(32 * 4 * 4, 10));
-  ddp::CompiledStep step(file("cnn.pt2"), torch::kCPU);
-  const std::vector<torch::Tensor> first = step.parameters();
-  {
-    const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < first.size(); ++i) {
-      model->parameters().at(i).copy_(first[i]);
-    }
-  }
-  torch::optim::SGD by_autograd(model->parameters(), 0.05);
-  torch::optim::SGD optimizer(step.parameters(), 0.05);
-  const ddp::Samples samples = ddp::load_dataset("digits").train.slice(0, 640).read();
-  for (int64_t i = 0; i < 20; ++i) {
-    const ddp::Samples batch = samples.slice(32 * i, 32 * (i + 1));
-    by_autograd.zero_grad();
-    const torch::Tensor loss = ddp::loss(model->forward(batch.input), batch.target);
-    loss.backward();
-    by_autograd.step();
-    const torch::Tensor transposed = batch.input.t().contiguous().t();  // other strides
-    CHECK(step(transposed, batch.target).item<double>() ==
-          Approx(loss.item<double>()).epsilon(1e-5));
-    optimizer.step();
-  }
 }
 
 TEST_CASE("all gradients share one tensor; NaN stays in it, and no samples leave zeros",

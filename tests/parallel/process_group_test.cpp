@@ -893,6 +893,15 @@ TEST_CASE("a rank leaves when the others know that all are there") {
   // A connection that breaks blames nobody, unless a rank had a time-out.
   CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), /*timed_out=*/false).empty());
   CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), true) == std::vector<int>{1});
+  // So does the rank that serves the store, unless a reader was killed.
+  auto server = std::async(std::launch::async, [&] { board_of(0).wait_for_readers("settings"); });
+  CHECK(server.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
+  board_of(1).wait_for_readers("settings");
+  server.get();
+  ddp::Board(store, 0, 2, std::chrono::milliseconds(50)).wait_for_readers("other");
+  ddp::Board many(store, 0, 40, std::chrono::milliseconds(50));
+  CHECK_THROWS_WITH(many.gather("shm", "here"),
+                    Catch::Matchers::ContainsSubstring("15, 16, ... of world size 40"));
   // The rank that serves a store which does not answer is late, but does not blame itself.
   struct Silent : c10d::HashStore {
     void set(const std::string&, const std::vector<uint8_t>&) override {
