@@ -13,7 +13,7 @@ A table stands below a marker `<!-- table: KIND [ARGUMENT] [results/FILE] -->`, 
                         fastest over the same transport
     columns             the numbers of a run: the fields of bench/columns.list, what they mean and how they are computed
     ladder              of results/lessons.json: ways to average the gradients of a deep and narrow model, over Gloo
-    normal              of each report in results/: the efficiency of 03_ddp_spawn, date and command
+    normal              of each report in results/: the efficiency of 03_ddp_spawn, and its date
 
 Speed-ups and ratios are the report's own, from launches that ran close together in time, with their 95 % intervals. `~`: see marked().
 """
@@ -167,13 +167,11 @@ def normal(_report, _argument):
         for run in runs_of(report, stage="03_ddp_spawn", variant="main"):
             if run["world_size"] > 1 and run["model"] in models:
                 found.setdefault((run["world_size"], transport_of(run)), {})[run["model"]] = run
-        command = "`" + report["settings"]["command"].replace("|", r"\|") + "`"
         for (ranks, transport), runs in found.items():
             rows.append([", ".join([report["machine"]["cpu_model"], f"{report['machine']['cores']} cores", *report["machine"]["gpus"]]), ranks, transport, *(
                 show(run["efficiency"], [end / ranks for end in run["speedup_ci95"] or []]) if (run := runs.get(model)) else "-" for model in models),
-                next(iter(runs.values()))["repetitions"][0]["started"][:10], report["software"]["libtorch"], command])
-            command = "as above"
-    return table(["machine", "ranks", "transport", *(f"{model}: efficiency" for model in models), "date", "LibTorch", "command"], rows)
+                next(iter(runs.values()))["repetitions"][0]["started"][:10], report["software"]["libtorch"]])
+    return table(["machine", "ranks", "transport", *(f"{model}: efficiency" for model in models), "date", "LibTorch"], rows)
 
 
 KINDS = {kind.__name__: kind for kind in (scaling, pays, pieces, peers, columns, ladder, normal)}

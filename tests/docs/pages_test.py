@@ -186,7 +186,7 @@ class Tables(TemporaryTree):
         self.assertIn("| 03_ddp_spawn | 2 | shm | 3.00 | 1.50 | 3.00 | 1.50 |\n", text)
         self.assertIn("| 05_multinode | 2 | shm | 3.00 | 1 launch | 3.00 | 1.50~ |\n", text)
         self.assertIn("| shm | 2 | 3.00 | 42,667 | 1.50~ (1.25 to 1.75) | 0.750 |", text)
-        self.assertIn(r"| A, 2 cores | 2 | shm | 0.750 (0.625 to 0.875) | - | 2026-11-30 | 2.11.0 | `bench a\|b` |", text)
+        self.assertIn(r"| A, 2 cores | 2 | shm | 0.750 (0.625 to 0.875) | - | 2026-11-30 | 2.11.0 |", text)
         self.assertIn("| a hook per parameter | during backward | 08 | 60 | 7.00 (6.00 to 8.00) | 2.00 |", text)
         self.assertNotIn("04_ddp_launcher", text)  # it failed, or trained something else
         self.assertNotIn("old", text)
