@@ -9,18 +9,20 @@ import os
 import pathlib
 import shutil
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 import unittest
+import warnings
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs/your_model")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs/your_model"), str(ROOT / "tools")]
 from clusters.stages import last_line  # noqa: E402
 from support.scratch import Scratch  # noqa: E402
 import model as cnn  # noqa: E402
@@ -162,6 +164,20 @@ class Compiled(Scratch):
 
 
 class Tool(Scratch):
+    def fork_tool(self, *words):
+        """Starts tools/compile_step as a fork, because torch takes seconds to import. Its errors go to a file beside the output. @return its process id"""
+        if pid := os.fork():
+            return pid
+        warnings.simplefilter("ignore")  # as in a program of its own
+        code, sys.argv = 99, ["compile_step", *map(str, words)]
+        os.dup2(os.open(f"{words[-1]}.said", os.O_WRONLY | os.O_CREAT), 2)
+        try:
+            runpy.run_path(str(ROOT / "tools/compile_step"), run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code
+        finally:
+            os._exit(code)
+
     def test_models_that_no_step_can_hold_are_refused_by_name(self):
         good = ("def model(): return nn.Sequential(nn.Flatten(), nn.Linear(6, 2))\ndef loss(o, t): return F.cross_entropy(o, t)\n"
                 "def example(): return torch.rand(4, 2, 3), torch.zeros(4, dtype=torch.long)\n")
@@ -174,13 +190,14 @@ class Tool(Scratch):
             "has no attribute 'example'": good.partition("def example")[0],
             "another result from the package": good.replace("F.cross_entropy(o, t)", "F.cross_entropy(o, t, reduction='sum') / len(o)"),
         }
-        runs = {words: subprocess.Popen([ROOT / "tools/compile_step", self.write(f"m{i}.py", f"import torch\nfrom torch import nn\n"
-                                         f"from torch.nn import functional as F\n{text}"), "--output", self.folder / f"m{i}.pt2"],
-                                        stderr=subprocess.PIPE, text=True) for i, (words, text) in enumerate(cases.items())}
-        for words, run in runs.items():
+        runs = {}
+        for i, (words, text) in enumerate(cases.items()):
+            model = self.write(f"m{i}.py", f"import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n{text}")
+            runs[words] = self.fork_tool(model, "--output", self.folder / f"m{i}.pt2"), self.folder / f"m{i}.pt2.said"
+        for words, (run, said) in runs.items():
             with self.subTest(words):
-                error = run.communicate()[1]
-                self.assertEqual(run.returncode, 2, error)
+                code, error = os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]), said.read_text()
+                self.assertEqual(code, 2, error)
                 self.assertIn(words, error)
                 self.assertEqual(len(error.splitlines()), 1, error)
         self.assertEqual(list(self.folder.glob("*.pt2")), [])

@@ -286,19 +286,22 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
       {{work, work + " --seed 7"}, Case::kFree, 2, "rank 1 has \"--seed 7\", rank 0 has \"--seed"},
       {{work + " --interface nope"}, Case::kFree, 2, "nope"},
   };
-  for (const Case& one : cases) {
-    ddp::test::RanksByHand ranks;
-    if (one.port == Case::kSilent) {
-      ranks.port.listen();
+  std::vector<ddp::test::RanksByHand> of_cases(cases.size());  // at once, because they wait
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (cases[i].port == Case::kSilent) {
+      of_cases[i].port.listen();
     }
-    for (size_t rank = 0; rank < one.ranks.size(); ++rank) {
-      if (!one.ranks[rank].empty()) {
-        ranks.start(static_cast<int>(rank), kStage + one.ranks[rank],
-                    one.port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
+    for (size_t rank = 0; rank < cases[i].ranks.size(); ++rank) {
+      if (!cases[i].ranks[rank].empty()) {
+        of_cases[i].start(static_cast<int>(rank), kStage + cases[i].ranks[rank],
+                          cases[i].port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
       }
     }
-    const std::string says = fmt::format(fmt::runtime(one.says), ranks.port.number());
-    for (const auto& program : ranks.started) {
+  }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& one = cases[i];
+    const std::string says = fmt::format(fmt::runtime(one.says), of_cases[i].port.number());
+    for (const auto& program : of_cases[i].started) {
       const ddp::test::RunResult result = program->wait();
       INFO(says << "\n" << result.err);
       CHECK(result.exit_code == one.exit_code);
@@ -349,9 +352,11 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
   const ddp::test::HeldPort silent;
   silent.listen();
   const ddp::test::HeldPort free;
-  for (const std::string planted : {"link", "pipe", "another user's", "left over"}) {
-    ddp::test::RanksByHand ranks;
-    const std::string& folder = ranks.folder.path();
+  const std::vector<std::string> kinds = {"link", "pipe", "another user's", "left over"};
+  std::vector<ddp::test::RanksByHand> of_kinds(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::string& planted = kinds[i];
+    const std::string& folder = of_kinds[i].folder.path();
     const std::string file = fmt::format("{}/ddp-store-{}-7", folder, geteuid());
     std::ofstream(folder + "/mine")
         << (planted == "left over" ? free : silent).number() << " 127.0.0.1\n";
@@ -366,18 +371,22 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
         WARN("not root: nothing is another user's");
       }
     }
-    for (const std::string rank : {"1", "0"}) {
+  }
+  for (const std::string rank : {"1", "0"}) {
+    for (auto& ranks : of_kinds) {
       ranks.start(0, kStage + "2 1 --quiet --timeout 20",
                   "RANK MASTER_ADDR MASTER_PORT _CONDOR_NPROCS=2 DDP_JOB_ID=7 _CONDOR_JOB_IWD=" +
-                      folder + " _CONDOR_PROCNO=" + rank);
-      std::this_thread::sleep_for(std::chrono::seconds(1));  // rank 1 finds what is planted
+                      ranks.folder.path() + " _CONDOR_PROCNO=" + rank);
     }
-    for (const auto& rank : ranks.started) {
+    std::this_thread::sleep_for(std::chrono::seconds(rank == "1" ? 2 : 0));  // finds the planted
+  }
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    for (const auto& rank : of_kinds[i].started) {
       const ddp::test::RunResult result = rank->wait();
-      INFO(planted << ": " << result.err);
+      INFO(kinds[i] << ": " << result.err);
       CHECK(result.exit_code == 0);
     }
-    for (const auto& left : std::filesystem::directory_iterator(folder)) {
+    for (const auto& left : std::filesystem::directory_iterator(of_kinds[i].folder.path())) {
       CHECK_FALSE(contains(left.path().filename(), "ddp-store"));
     }
   }
@@ -412,16 +421,18 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
 TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
           "[lost][stage]") {
   int forgotten = 0;  // messages that Gloo forgets; else it reports the broken connection itself
-  for (const std::string message : {"501", "502", "503", "504"}) {
-    ddp::test::RanksByHand ranks;
+  std::array<ddp::test::RanksByHand, 4> pairs;
+  for (size_t i = 0; i < pairs.size(); ++i) {
     const std::string work = kStage + "1000000 1000000 --backend gloo --timeout 120";
-    auto& other = ranks.start(0, work);
-    const ddp::test::RunResult result =
-        ranks.start(1, work, "LD_PRELOAD=" DDP_FAULTY_CALLS " DDP_CUT_AT=" + message).wait();
-    INFO(message << ": " << result.seconds << " s\n" << result.err);
+    pairs[i].start(0, work);
+    pairs[i].start(1, work, fmt::format("LD_PRELOAD={} DDP_CUT_AT={}", DDP_FAULTY_CALLS, 501 + i));
+  }
+  for (const auto& pair : pairs) {
+    const ddp::test::RunResult result = pair.started[1]->wait();
+    INFO(result.seconds << " s\n" << result.err);
     CHECK(result.exit_code == 1);
     CHECK(std::ranges::count(result.err, '\n') == 1);
-    CHECK(other.wait().exit_code == 1);
+    CHECK(pair.started[0]->wait().exit_code == 1);
     CHECK(result.seconds < 60);
     forgotten += contains(result.err, "a connection to another rank broke") ? 1 : 0;
   }

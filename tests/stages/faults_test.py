@@ -298,12 +298,12 @@ def check_told_cause(launcher, number, chance):
 def main():
     print(f"DDP_TEST_SEED={SEED}", flush=True)
     cases = [("restarted rank", check_restarted_rank), ("suspended start", check_suspended_start)]  # nothing random: once
-    for kind, body, tries in (("killed rank", check_killed_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
+    for kind, body, tries in (("killed rank", check_killed_rank, {"spawn": 2, "mpirun": 2, "torchrun": 2}),
                               ("killed launcher", check_killed_launcher, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
-                              ("stopped rank", check_stopped_rank, {"spawn": 3, "mpirun": 2, "torchrun": 2}),
-                              ("suspended job", check_suspended, {"spawn": 4, "torchrun": 2}),
+                              ("stopped rank", check_stopped_rank, {"spawn": 2, "mpirun": 2, "torchrun": 2}),
+                              ("suspended job", check_suspended, {"spawn": 2, "torchrun": 2}),
                               ("terminal's stop", check_terminal_stop, {"spawn": 2}),
-                              ("told cause", check_told_cause, {"spawn": 3, "mpirun": 1, "torchrun": 1})):
+                              ("told cause", check_told_cause, {"spawn": 2, "mpirun": 1, "torchrun": 1})):
         for launcher, default in tries.items():
             for number in range(int(os.environ.get("DDP_TEST_REPEATS", default))):
                 chance = random.Random(f"{SEED} {kind}, {launcher} {number}")

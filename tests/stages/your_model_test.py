@@ -128,9 +128,24 @@ class YourModel(Scratch):
     def torchrun(self, *command):
         return run(ARGUMENTS[2], "--standalone", "--nproc-per-node=2", "--no-python", *command, cwd=self.folder)
 
-    def outputs(self, *command):
+    def start(self, *command, ranks=2):
+        """Starts ranks as 03_ddp_spawn does, because torchrun imports torch first."""
+        (self.folder / "store").unlink(missing_ok=True)
+        job = {"DDP_LAUNCHER": "spawn", "DDP_STORE_FILE": str(self.folder / "store"), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        started = [subprocess.Popen([str(word) for word in command], cwd=self.folder, env=os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(ranks)]
+        for rank in started:
+            self.addCleanup(rank.kill)
+        return started
+
+    def ranks(self, *command, ranks=2):
+        started = self.start(*command, ranks=ranks)
+        out, err = map("".join, zip(*(rank.communicate(timeout=480) for rank in started)))
+        return subprocess.CompletedProcess(command, max(abs(rank.returncode) for rank in started), out, err)
+
+    def outputs(self, *command, start=None):
         """@return stdout of one process, and of two ranks"""
-        results = run(*command, cwd=self.folder), self.torchrun(*command)
+        results = run(*command, cwd=self.folder), (start or self.ranks)(*command)
         self.assertEqual([result.returncode for result in results], [0, 0], results)
         return [result.stdout for result in results]
 
@@ -150,7 +165,7 @@ class YourModel(Scratch):
         os.link(self.write("old", ""), self.folder / "your_model.pt")  # a save replaces the file, and does not write into it
         for file, epochs, *words in (DIGITS, 6), (uneven, 4, 4):
             expected = your_model_in_python(file, epochs)
-            for ranks, output in enumerate(self.outputs(self.program, file, *words), 1):
+            for ranks, output in enumerate(self.outputs(self.program, file, *words, start=self.torchrun), 1):
                 with self.subTest(file.name, ranks=ranks):
                     rows, saved = self.your_model(output, ranks)
                     self.assert_close(rows, [row[:3] for row in expected], 1e-4)
@@ -171,11 +186,11 @@ class YourModel(Scratch):
         own = "$((1 + RANK))"
         for words, name in ((f"{self.program} {DIGITS} {own}", "epochs"), (f"{self.program} {DIGITS} 1 1 {own}", "patience"),
                             (f"{self.gpt} {DIGITS} {own}", "steps"), (f"{self.gpt} {DIGITS} 1 0 $([ $RANK = 1 ] || echo autocast)", "precision")):
-            result = self.torchrun("sh", "-c", f"exec {words}")
+            result = self.ranks("sh", "-c", f"exec {words}")
             self.assertNotEqual(result.returncode, 0)
             self.assertRegex(result.stderr, f'settings: rank 1 has "{name} .*", rank 0 has "{name} ')
         for program, batch in (self.program, 64), (self.gpt, 8):
-            self.assertIn(f"ranks: got 3, expected a divisor of {batch}", self.torchrun("--nproc-per-node=3", program, DIGITS, 1).stderr)
+            self.assertIn(f"ranks: got 3, expected a divisor of {batch}", self.ranks(program, DIGITS, 1, ranks=3).stderr)
 
     def test_a_loss_that_is_no_number_ends_the_training(self):
         file, data = self.folder / "nan.safetensors", load_file(DIGITS)
@@ -209,11 +224,7 @@ class YourModel(Scratch):
         self.assert_close(two, one, 1e-4)
 
     def test_gpt_sends_gradients_once_a_step(self):
-        job = {"DDP_LAUNCHER": "spawn", "DDP_STORE_FILE": str(self.folder / "store"), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        ranks = [subprocess.Popen([self.gpt, ROOT / "LICENSE", "1000"], env=os.environ | job | {"RANK": rank, "LOCAL_RANK": rank},
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in "01"]
-        for rank in ranks:
-            self.addCleanup(rank.kill)
+        ranks = self.start(self.gpt, ROOT / "LICENSE", "1000")
         for line in ranks[0].stdout:
             if line.startswith("step 19 "):
                 ranks[1].kill()
