@@ -27,7 +27,7 @@ libraries_of() {
 pack() {
     local to=$1 build=${2:-$root/build} file name path
     [[ ! -e $to || -d $to && -z $(ls -A "$to") ]] || die "pack: $to is there, expected a new or an empty folder"
-    mkdir -p "$to"/build/{bin,lib/system,lib/compiler,share,tests/outside/build}
+    mkdir -p "$to"/build/{bin,lib/system,lib/compiler,share/ddp_cpp,tests/outside/build}
     to=$(cd -P -- "$to" && pwd)
     cd "$build"
     local files=(bin/0[1-5]_* lib/libddp_cuda.so)
@@ -41,7 +41,7 @@ pack() {
             cp -L "$path" "$to/build/lib/$name"
         done < <(libraries_of "$file")
     done
-    cp "$root/data/digits.safetensors" "$to/build/share"
+    cp "$root/data/digits.safetensors" "$to/build/share/ddp_cpp"
     (cd "$root" && cp --parents tests/gpu.sh tests/device/gpu.py tools/{compile_step,command_line.py} bench/peers/ddp_peers/training.py "$to")
     printf '%s: %d MiB; there: tests/gpu.sh\n' "$to" "$(du -sm "$to" | cut -f1)"
 }

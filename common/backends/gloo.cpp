@@ -2,10 +2,33 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-// The wheel ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, so they come from the
-// system's libgloo-dev, which is older. That is safe because c10d holds Gloo's types only behind
-// shared_ptr. Do not call functions of Gloo itself through these headers, nor c10d's inline
-// setTimeout(), which does.
+// LibTorch ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, which are empty in this
+// build. Declarations do, because c10d holds Gloo's types only behind pointers.
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gloo {
+struct Context {
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+namespace rendezvous {
+struct Store {
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::vector<char>& data) = 0;
+  virtual std::vector<char> get(const std::string& key) = 0;
+  virtual void wait(const std::vector<std::string>& keys) = 0;
+  virtual void wait(const std::vector<std::string>& keys,
+                    const std::chrono::milliseconds& timeout) = 0;
+};
+}  // namespace rendezvous
+namespace transport {
+struct Device {};
+struct UnboundBuffer {};
+}  // namespace transport
+}  // namespace gloo
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "common/backends/gloo.hpp"

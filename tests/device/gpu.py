@@ -24,7 +24,7 @@ LAUNCHER = re.compile(r"SLURM_|PMI|OMPI_|TORCHELASTIC_|_CONDOR_|DDP_|GROUP_|MAST
 MOVED = re.compile(r"^(?:\[rank 0\] )?moved (\S+) \|", re.MULTILINE)
 WORKLOADS = {"digits": ["--dataset", "digits"], "values": ["--dataset-size", 500], "Adam": ["--dataset", "digits", "--optimizer", "adam"]}
 YOUR_MODEL = ROOT / "build/tests/outside/build/your_model"
-DIGITS = ROOT / ("data" if (ROOT / "data").exists() else "build/share") / "digits.safetensors"  # in build/share if packed
+DIGITS = ROOT / ("data" if (ROOT / "data").exists() else "build/share/ddp_cpp") / "digits.safetensors"  # in build/share/ddp_cpp if packed
 
 
 class Failed(Exception):

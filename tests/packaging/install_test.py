@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""The library as others build it: in their project, shared, against a LibTorch of theirs, and linked by CMake, by pkg-config and beside it.
+
+usage: install_test.py BUILD_DIR CMAKE LIBTORCH
+LIBTORCH is made up into a prefix as a computing centre has it: without NVIDIA's wheels, without fmt, with a TorchConfig.cmake that fails.
+"""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+OUTER = f"""cmake_minimum_required(VERSION 3.25)
+project(outer LANGUAGES C CXX)
+add_subdirectory("{ROOT}" ddp_cpp)
+add_executable(your_model "{ROOT}/docs/your_model/main.cpp")
+target_link_libraries(your_model PRIVATE ddp_cpp::parallel ddp_cpp::compiled)
+"""
+LINKED = """cmake_minimum_required(VERSION 3.25)
+project(linked LANGUAGES C CXX)
+find_package(ddp_cpp 0.2 REQUIRED)
+add_executable(linked "${OBJECT}")
+target_link_libraries(linked PRIVATE ddp_cpp::parallel)
+set_target_properties(linked PROPERTIES LINKER_LANGUAGE CXX)
+"""
+
+
+def run(*command, **variables):
+    result = subprocess.run([str(word) for word in command], check=False, text=True, capture_output=True, timeout=900, env=os.environ | variables)
+    if result.returncode != 0:
+        raise AssertionError(f"{command}: exit code {result.returncode}\n{result.stdout}\n{result.stderr}")
+    return result.stdout
+
+
+class Installation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        build_dir, cls.cmake, libtorch = map(pathlib.Path, ARGUMENTS)
+        # Always the same folder, so that ccache finds earlier objects.
+        cls.folder = build_dir.resolve() / "tests/installed"
+        shutil.rmtree(cls.folder, ignore_errors=True)
+        cls.torch, cls.prefix = cls.folder / "torch", cls.folder / "prefix"
+        for path in (libtorch / "include").iterdir(), (libtorch / "lib").glob("*.so*"):
+            for file in path:
+                if file.name != "fmt":
+                    link = cls.torch / file.parent.name / file.name
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.symlink_to(file.resolve())
+        config = cls.write("torch/share/cmake/Torch/TorchConfig.cmake", 'message(FATAL_ERROR "found no CUDA toolkit")\n')
+        cls.write("outer/CMakeLists.txt", OUTER)
+        cls.write("linked/CMakeLists.txt", LINKED)
+        # The machines that run programs have CUDA's libraries, which LibTorch's own needs.
+        cls.run_time = {"LD_LIBRARY_PATH": ":".join(map(str, libtorch.parent.glob("nvidia/*/lib")))}
+        cls.configure("outer", "build", f"-DCMAKE_PREFIX_PATH={config.parents[1]}", "-DBUILD_SHARED_LIBS=ON", "-DDDP_INSTALL=ON", "-DDDP_MPI=OFF", "-DDDP_CUDA=OFF",
+                      f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", "-DCMAKE_INSTALL_LIBDIR=lib", "-DCMAKE_CXX_FLAGS=-O0")
+        run(cls.cmake, "--build", cls.folder / "build")
+        run(cls.cmake, "--install", cls.folder / "build")
+
+    @classmethod
+    def write(cls, name, text):
+        path = cls.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    @classmethod
+    def configure(cls, source, build, *options, **variables):
+        return run(cls.cmake, "-G", "Ninja", "-S", cls.folder / source, "-B", cls.folder / build, *options, **variables)
+
+    def pkg_config(self, prefix, *words):
+        return run("pkg-config", *words, "ddp_cpp", PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig")).split()
+
+    def test_your_model_links_by_each_way_and_trains_alike(self):
+        outer, static = self.folder / "build/your_model", pathlib.Path(ARGUMENTS[0]) / "tests/outside"
+        objects = [next(path.rglob("main.cpp.o")) for path in (self.folder / "build/CMakeFiles", static / "build")]
+        programs = {"add_subdirectory": outer, "find_package": self.folder / "link/linked"}
+        self.configure("linked", "link", f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DOBJECT={objects[0]}")
+        run(self.cmake, "--build", self.folder / "link")
+        for name, object_, prefix in ("pkg-config", objects[0], self.prefix), ("pkg-config static", objects[1], static / "prefix"):
+            programs[name] = self.folder / name
+            run("c++", object_, "-o", programs[name], *self.pkg_config(prefix, "--libs"))
+        printed = {name: run(program, ROOT / "data/digits.safetensors", 1, **self.run_time) for name, program in programs.items()}
+        for name, program in programs.items():
+            with self.subTest(name):
+                self.assertRegex(printed[name], r"accuracy 0\.[1-9]")
+                self.assertEqual(printed[name], printed["find_package"])
+                dynamic = run("readelf", "-d", program)
+                self.assertEqual("[libddp_cpp.so.0]" in dynamic, "static" not in name)
+        self.assertIn(str(self.prefix / "lib/libddp_cpp.so.0"), run("ldd", programs["find_package"], **self.run_time))
+
+    def test_the_shared_library_has_only_its_own_symbols(self):
+        library = self.prefix / "lib/libddp_cpp.so.0"
+        mangled = self.write("symbols", run("nm", "--dynamic", "--defined-only", library))
+        symbols = [line.split(maxsplit=2)[2] for line in run("sh", "-c", f"c++filt --no-params <{mangled}").splitlines()]
+        self.assertIn("ddp::spawn", symbols)
+        declared = set(re.findall(r"\w+", "".join(path.read_text() for path in (self.prefix / "include").rglob("*.hpp"))))
+        for symbol in symbols:
+            name = re.match(r"(?:(?:typeinfo|typeinfo name|vtable) for )?ddp::((?:\w+::)*~?\w+)", symbol)
+            self.assertTrue(name and declared.issuperset(re.findall(r"\w+", name[1])), symbol)
+
+    def test_each_public_header_compiles_alone(self):
+        include = self.prefix / "include"
+        headers = sorted(path.relative_to(include).as_posix() for path in include.rglob("*.hpp"))
+        flags = ["-std=c++20", "-O0", *self.pkg_config(self.prefix, "--cflags")]
+        prelude = self.write("prelude.hpp", "#include <torch/types.h>\n")
+        run("c++", *flags, "-x", "c++-header", prelude)
+
+        def compiles(header):
+            source = self.write(f"alone/{header.replace('/', '_')}.cpp", f"#include <{header}>\nint main() {{}}\n")
+            # LibTorch's own headers, compiled before, are all that a header may forget.
+            torch = ["-include", prelude] if "torch/" in run("c++", *flags, "-MM", "-MG", source) else []
+            run("c++", *flags, *torch, "-fsyntax-only", source)
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(compiles, headers))
+        self.assertIn("ddp_cpp/parallel/distributed_data_parallel.hpp", headers)
+        self.assertEqual([header for header in headers if re.search("shm|gloo|mpi/|nlohmann", header)], [])
+
+    def test_kernels_compile_for_arm64(self):
+        for source in [*ROOT.glob("common/backends/shm/*.cpp"), ROOT / "common/fused/kernels.cpp"]:
+            run("aarch64-linux-gnu-g++", "-std=c++20", "-O1", f"-I{ROOT}", f"-isystem{self.folder}/build/ddp_cpp/common/fmt_only", "-c", source,
+                "-o", self.folder / "arm64.o")
+
+    def test_in_another_project_warnings_tests_and_installation_are_off(self):
+        self.configure("outer", "defaults", f"-DCMAKE_PREFIX_PATH={self.torch}", "-DDDP_PYTHON=OFF", CI="true")
+        commands = json.loads((self.folder / "defaults/compile_commands.json").read_text())
+        self.assertTrue(commands)
+        self.assertEqual([command["file"] for command in commands if re.search("-Wall|-Werror|/tests/|0._", command["command"])], [])
+        self.assertFalse((self.folder / "defaults/ddp_cpp/tests").exists())
+        self.assertNotIn("install", (self.folder / "defaults/ddp_cpp/cmake_install.cmake").read_text())
+
+
+if __name__ == "__main__":
+    ARGUMENTS = [sys.argv.pop(1) for _ in range(3)]
+    unittest.main()
