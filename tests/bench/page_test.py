@@ -80,11 +80,13 @@ def browse(page, *options):
         return subprocess.run([*command, f"file://{folder}/page.html"], capture_output=True, text=True, check=True, cwd=folder).stdout
 
 
-def show(document, *options, media="print"):
-    """@return what the page shows in a browser, where the rules for paper hold in that medium, and the page itself"""
+def show(document, *options, media="print", library=None):
+    """@param library instead of Chart.js @return what the page shows in a browser, where the rules for paper hold in that medium, and the page itself"""
     with tempfile.NamedTemporaryFile() as file:
         subprocess.run([PAGE_MAKER, file.name], input=json.dumps(document), text=True, check=True)
         page = pathlib.Path(file.name).read_text()
+    if library:
+        page = re.sub(r"/\*!\s+\* Chart\.js.*?(?=</script>)", library, page, count=1, flags=re.DOTALL)
     copy = LOOK.join(page.replace("<head>", WATCH, 1).replace("@media print", f"@media {media}").rsplit("</body>", 1))
     said = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', browse(copy, "--dump-dom", *options), re.DOTALL)[1]))
     assert said["wrong"] == [] and said["loaded"] == 0, (said["wrong"], said["loaded"])
@@ -96,6 +98,13 @@ class Page(unittest.TestCase):
     def setUpClass(cls):
         cls.document, cls.known = default_report()
         cls.drawn, cls.page = show(cls.document)
+
+    def test_without_chart_js_only_the_plots_are_missing(self):
+        library = re.search(r"class Chart .*}", (REPORT.parents[1] / "bench/CMakeLists.txt").read_text())[0]
+        shown, _ = show(self.document, library=library)
+        self.assertEqual({text for plots in shown["plots"].values() for text in plots.values()},
+                         {"bench was built without Chart.js, which draws the plots."})
+        self.assertEqual(shown["rows"], self.drawn["rows"])
 
     def test_the_table_has_the_runs_of_the_document(self):
         head, *rows = self.drawn["rows"]
