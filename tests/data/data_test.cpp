@@ -351,7 +351,7 @@ TEST_CASE("a tensor file reads back as written; damage is noticed; the file befo
   CHECK_THROWS_WITH(ddp::MappedFile(path + "y"), ContainsSubstring("is no regular file"));
 }
 
-TEST_CASE("a tensor file of every type, for safetensors_test.py", "[.safetensors]") {
+TEST_CASE("a tensor file of every type, for to_safetensors_test.py", "[.safetensors]") {
   ddp::TensorFile file{{{"\"key\"\n", "\u00e9"}}, {}};
   const std::vector<std::pair<std::string, torch::ScalarType>> types = {
       {"w", torch::kFloat64},

@@ -8,7 +8,6 @@ import ctypes
 import datetime
 import os
 import pathlib
-import random
 import re
 import socket
 import subprocess
@@ -70,15 +69,6 @@ def conform(rank, gloo):
     assert refused == expected, refused ^ expected
 
 
-def collect(rank, gloo):
-    choose = random.Random(7)
-    for number in range(1000):
-        count = choose.choice((1, 2**choose.randrange(17), 1023 + choose.randrange(3), choose.randrange(1, 70000)))
-        x = torch.randint(0, 10, (count,), generator=torch.Generator().manual_seed(1000 * number + rank))
-        time.sleep(1e-3 * (x[0].item() == 0))
-        assert not is_refused(choose.choice(list(COLLECTIVES)), choose.choice(FLOATS + INTEGERS), choose.choice(("SUM", "MIN", "MAX")), x, gloo)
-
-
 def train(rank, gloo):
     ends = []
     for group in gloo, dist.group.WORLD:
@@ -101,7 +91,7 @@ def train(rank, gloo):
 def compute(rank):
     join(rank)
     gloo = dist.new_group(backend="gloo")
-    for check in conform, collect, train:
+    for check in conform, train:
         check(rank, gloo)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tools/to_safetensors: images and a table of the same samples train a stage to the same weights, and whatever is wrong with them is one line
-that names it.
+that names it. And Python's library reads what common/data/tensor_file writes.
 
 usage: tests/tools/to_safetensors_test.py BIN_DIR
 """
@@ -23,7 +23,10 @@ from unittest import mock
 
 import numpy
 import safetensors.numpy
+import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from support.scratch import Scratch  # noqa: E402
 
@@ -105,6 +108,19 @@ class ToSafetensors(Scratch):
         os.rename("o.safetensors", b"donn\xe9es.safetensors")  # a name in Latin-1
         for more in ["--metrics", "m"], ["--resume", "auto"]:
             subprocess.run([BIN_DIR / "01_single_gpu", "2", "1", "--quiet", "--dataset", b"donn\xe9es.safetensors", *more], cwd=self.folder, check=True)
+
+    def test_the_library_reads_files_of_the_stages(self):
+        subprocess.run([BIN_DIR.parent / "tests/data_test", "[.safetensors]"], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
+        path = self.folder / "written.safetensors"
+        self.assertEqual(path.read_bytes()[0] % 8, 0)  # the header's size, after which the data begins
+        tensors = load_file(path)
+        self.assertEqual((tensors.pop("scalar").item(), tensors.pop("none").shape), (7, (0, 3)))
+        self.assertEqual(set(tensors), {"w", "layer.0.weight", 'a "quote"', "back\\n", "new\nline", "\u00e9\u2713", "", "__metadata"})
+        self.assertEqual(len({tensor.dtype for tensor in tensors.values()}), 8, tensors)
+        for name, tensor in tensors.items():
+            self.assertTrue(torch.equal(tensor, torch.arange(6).reshape(2, 3).to(tensor.dtype)), (name, tensor))
+        with safe_open(path, framework="pt") as opened:
+            self.assertEqual(opened.metadata()['"key"\n'], "\u00e9")
 
     def test_images_are_what_a_viewer_shows(self):
         gray = Image.fromarray(PIXELS[0])
