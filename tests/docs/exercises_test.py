@@ -10,7 +10,6 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import io
-import json
 import os
 import pathlib
 import re
@@ -289,32 +288,6 @@ class Pages(Scratch):
                                    (lambda: exercise.reference_facts("exit 3", ROOT), "got exit code 3, expected 0"),
                                    (lambda: exercise.reference_facts("sleep 9", ROOT), "got no end after 0.1 s")):
                 self.assertRaisesRegex(exercise.Bad, message, wrong)
-
-    def test_a_ladder_is_timed_in_turns_and_kept(self):
-        def program(name, loss, milliseconds):
-            trace = self.write("trace.json", json.dumps({"traceEvents": [{"name": "all_reduce", "ts": 1, "dur": 1}] * 32}))
-            self.script(name, f"""#!/bin/sh
-                case "$*" in *--trace*) cp {trace} trace.rank0.json;; *) echo {milliseconds} >> {self.folder}/log;; esac
-                echo '{{"step": 0, "loss": {loss}}}' > sgd.jsonl; echo 'digest 1 | step {milliseconds} ms | 1 samples/s'""")
-
-        def build(page, folder, _):
-            program(folder / page.program, losses.pop(), {"03": 8, "03b": 6}[page.number])
-
-        losses = [2.5, 1.5, 1.5]
-        program("bin/03_ddp_spawn", 1.5, 4)
-        with mock.patch.object(exercise, "build", build), mock.patch.object(exercise, "LAUNCHES", 2):
-            self.write("exercise/03/by_hand.cpp", "mine")
-            self.write("exercise/03/right", "mine")
-            self.assertRegex(self.main(f"3 --time --build-dir {self.folder}"),
-                             r"(?s)\n03 Average the gradients +2 +8.00 \(8.00 to 8.00\) +2.00 x 4 ms\n03b .* -\nwrapper +2 .*1.00 x 4 ms\n")
-            self.assertEqual((self.folder / "log").read_text().split(), ["8", "4", "4", "8"])
-            flat = f"3b --time --solution --build-dir {self.folder}"
-            self.assertRegex(self.main(flat), r"(?s)\n03 .* 2.00 x 4 ms\n03b .* 2 +6.00 .* 1.50 x 4 ms\n")
-            self.assertRaisesRegex(exercise.Bad, "03b: got another training.*: step 0: loss 2.5", self.main, flat)
-            program("bin/03_ddp_spawn_compiled", 1.5, 2)
-            with mock.patch.object(exercise.subprocess, "run") as compiled:
-                self.assertRegex(self.main(f"compiled --time --build-dir {self.folder}"), r"\ncompiled +2 +2.00 .* 0.500 x 4 ms\n")
-            self.assertIn("--layers", compiled.call_args[0][0])
 
     def test_errors_of_a_compiler_are_those_of_the_copy(self):
         copy = pathlib.Path("/x/by_hand.cpp")

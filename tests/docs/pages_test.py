@@ -95,8 +95,6 @@ class Pages(TemporaryTree):
 
 
 class StageDiffs(TemporaryTree):
-    PAGE = "02_data_parallel/README.md"
-
     def setUp(self):
         super().setUp()
         for path in {path for pair in stage_diffs.DIFFS for path in pair[:2]}:
@@ -118,23 +116,6 @@ class StageDiffs(TemporaryTree):
             with self.subTest(what):
                 self.write_stage(self.changed[0], "a", "f", added)
                 self.assertEqual(self.check("--check"), 1)
-
-    def test_hunks_are_those_of_the_files_each_under_its_heading(self):
-        marker = "<!-- hunk 02_data_parallel/main.cpp{}: int {} -->\n"
-        self.write(self.PAGE, "# First\n\n" + marker.format("", "aa") + "\n# Last\n\n" + marker.format("", "ff"))
-        for more in "", "int new;\n":
-            for path in self.changed:
-                self.write_stage(path, "aa", "ff", more)
-            self.assertEqual((self.check("--check"), self.check()), (1, 0))
-            first, last = (self.folder / self.PAGE).read_text().split("# Last")
-            self.assertIn("+int aa;", first)
-            self.assertIn("+int ff;", last)
-        several = marker.format(", new lines", "aa | int ff")
-        self.write(self.PAGE, several)
-        self.assertEqual((self.check("--check"), self.check()), (1, 0))
-        self.assertEqual((self.folder / self.PAGE).read_text(), several + "```diff\n+int aa;\n+int new;\n int b;\n+int ff;\n```\n")
-        self.write(self.PAGE, marker.format(", new lines", "zz | int ff"))
-        self.assertEqual(self.check(), 1)
 
     def test_an_excerpt_is_in_its_file(self):
         for code, expected in ("int b;\n  int c;\n", 0), ("int b;\nint d;\n", 1):
