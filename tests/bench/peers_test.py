@@ -323,7 +323,6 @@ def project_cases():
     yield parity(PYTORCH, "compiled", "S", 2, chatty=True)
     yield "bad arguments", check_bad_arguments
     yield "install.sh", check_install
-    yield parity(PYTORCH, "tuned", "S", 2)
     yield from [parity(PYTORCH, "tuned", "S", 2, "--backend", "shm")] * (BIN_DIR.parent / "python").exists()  # else the test python_shm says why
     yield parity(PYTORCH, "tuned", "T", 1)
     yield parity([*TORCHRUN, "2", PYTORCH[-1]], "tuned", "S", 2, chatty=True, launched=True)
