@@ -62,9 +62,11 @@ Length timed_length(const PlannedRun& planned, const Settings& settings) {
   return length;
 }
 
-std::vector<std::string> launcher_command(const Run& run, const Plan& plan) {
+std::vector<std::string> launcher_command(const PlannedRun& planned, const Plan& plan) {
+  const Run& run = planned.run;
   const Starter& starter = find_starter(run.launcher);
-  if (starter.command == nullptr || (starter.starts == LaunchKind::kSpawn && !run.command)) {
+  const bool starts_itself = !planned.is_program() && !planned.row.is_python;
+  if (starter.command == nullptr || (starter.starts == LaunchKind::kSpawn && starts_itself)) {
     return {};
   }
   return starter.command(run, plan.launchers.at(run.launcher), plan.settings);
@@ -93,14 +95,14 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
                                       const Length& length, const std::string& folder) {
   const Run& run = planned.run;
   const bool is_python = planned.row.is_python;
-  std::vector<std::string> argv = launcher_command(run, plan);
+  std::vector<std::string> argv = launcher_command(planned, plan);
   if (planned.is_program()) {
     argv.insert(argv.end(), {"/bin/sh", "-c", script_of(planned)});
     return argv;
   }
   if (is_python) {
     const std::string script = plan.settings.peers_dir + "/" + run.stage + ".py";
-    argv = {plan.pythons.at(run.stage), script, "--variant", run.variant};
+    argv.insert(argv.end(), {plan.pythons.at(run.stage), script, "--variant", run.variant});
   } else {
     argv.push_back(plan.settings.stage_dir + "/" + planned.row.file());
   }
@@ -110,7 +112,8 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
   if (!planned.row.has("model")) {
     argv.insert(argv.end(), {"--step", step_file(planned, plan.settings)});
   }
-  if (planned.row.launch == LaunchKind::kReplicas || planned.row.launch == LaunchKind::kSpawn) {
+  if (planned.row.launch == LaunchKind::kReplicas ||
+      (planned.row.launch == LaunchKind::kSpawn && !is_python)) {
     add_words(argv, "--nprocs {}", run.world_size);
   }
   add_words(argv, "--threads {} --seed {} --device {}", run.threads, plan.settings.seed,

@@ -21,7 +21,7 @@ std::map<std::string, std::optional<std::string>> program_variables(const Run& r
 
 /// What the launcher adds in front; empty if the program starts its processes itself.
 /// @throws UsageError if the allocation has too few nodes
-std::vector<std::string> launcher_command(const Run& run, const Plan& plan);
+std::vector<std::string> launcher_command(const PlannedRun& planned, const Plan& plan);
 
 /// Package of tools/compile_step for a run that trains one: a file for each model, seed, kind of
 /// device, processor and LibTorch. compile_steps() makes it.

@@ -22,7 +22,7 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
     return argv;
   }
   if (has_backend && traits_of(run.backend).needs_mpirun) {  // its launcher must start the ranks
-    argv = launcher_command(run, plan);
+    argv = launcher_command(planned, plan);
   }
   argv.push_back(plan.settings.stage_dir + "/bench_micro");
   add_words(argv, "--suite pieces --layers {} --batch {} --nprocs {} --threads {} --device {}",

@@ -395,7 +395,7 @@ Plan make_plan(Settings settings) {
   check_named(plan);
   apply_filter(plan);
   for (const PlannedRun& planned : plan.runs) {
-    launcher_command(planned.run, plan);  // an allocation may have too few nodes
+    launcher_command(planned, plan);  // an allocation may have too few nodes
   }
   if (plan.settings.most_repetitions() > 1) {
     add_controls(plan);

@@ -17,19 +17,21 @@ std::string from_here(const std::string& path) {
 std::string shown_command(const PlannedRun& planned, const Plan& plan) {
   std::vector<std::string> argv =
       command_line(planned, plan, timed_length(planned, plan.settings), "FOLDER");
-  std::string before;
-  if (planned.row.is_python) {
-    argv.erase(argv.begin());
-    before =
-        fmt::format("$({}/install.sh {}) ", from_here(plan.settings.peers_dir), planned.run.stage);
-  }
   std::ranges::transform(argv, argv.begin(), from_here);
+  std::string before;
   if (planned.is_program()) {
     for (const auto& [name, value] : program_variables(planned.run, "FOLDER")) {
       before += fmt::format("{}={} ", name, *value);
     }
   }
-  return before + shell_line(argv);
+  std::string line = shell_line(argv);
+  if (planned.row.is_python) {
+    const std::string& python = plan.pythons.at(planned.run.stage);
+    line.replace(
+        line.find(python), python.size(),
+        fmt::format("$({}/install.sh {})", from_here(plan.settings.peers_dir), planned.run.stage));
+  }
+  return before + line;
 }
 
 }  // namespace

@@ -98,9 +98,9 @@ def run(options):
         return loss.block_until_ready()  # all results of a program are ready together
 
     log = arrays.train(options, work, make_batch, run_step)
-    arrays.report(log, work, [[layout(np.asarray(shard.data)) for shard in parameter.addressable_shards]
-                              for parameter in parameters])
+    arrays.report(log, options, work, [[layout(np.asarray(shard.data)) for shard in parameter.addressable_shards]
+                                       for parameter in parameters])
 
 
 if __name__ == "__main__":
-    sys.exit(run_peer("jax", ["torch", "jax"], VARIANTS, run, devices=("cpu",)))
+    sys.exit(run_peer("jax", ["torch", "jax"], VARIANTS, run, has_replicas=True))

@@ -44,7 +44,7 @@ def train(options, device, samples, model, log):
 
 def run(options):
     # Before its first kernel torch.compile starts processes that compile, and a process that tries the vector instructions.
-    # That takes longer than the kernels. The variables are read when torch._dynamo is imported; the ranks inherit them.
+    # That takes longer than the kernels. The variables are read when torch._dynamo is imported.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     # Cache for later runs: the default folder is in TMPDIR, which is different for each run of bench.

@@ -67,8 +67,8 @@ def run(options):
         return tf.constant(samples), tf.constant(len(samples) / options.processes, tf.float32)
 
     log = arrays.train(options, work, make_batch, step)
-    arrays.report(log, work, trained())
+    arrays.report(log, options, work, trained())
 
 
 if __name__ == "__main__":
-    sys.exit(run_peer("tensorflow", ["torch", "tensorflow-cpu"], VARIANTS, run, devices=("cpu",)))
+    sys.exit(run_peer("tensorflow", ["torch", "tensorflow-cpu"], VARIANTS, run, has_replicas=True))

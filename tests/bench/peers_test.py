@@ -36,6 +36,7 @@ def peer(name, python=sys.executable):
 
 
 PYTORCH = peer("pytorch")
+START = [BIN_DIR / "bench", "--start-ranks"]
 TORCHRUN = [sys.executable, "-E", str(pathlib.Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc_per_node"]
 TIMEOUT_S = 480  # for a command, on a busy machine
 TOLERANCE = 1e-4
@@ -81,9 +82,8 @@ def is_close(ours, theirs):
     return abs(ours - theirs) <= 1e-3 * abs(theirs)
 
 
-def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
-    steps = summary["steps"]
-    check(steps == stage["steps"] and summary["warmup_steps"] == min(20, steps // 2), "wrong number of steps")
+def check_metrics(rows, summary, stage, ranks):
+    steps = stage["steps"]
     check(sorted((row["rank"], row["step"]) for row in rows) == [(rank, step) for rank in range(ranks) for step in range(steps)],
           "not one row per rank and step")
     for rank in range(ranks):
@@ -95,16 +95,7 @@ def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
         check(0 < time.perf_counter_ns() - own[-1]["end_ns"] < TIMEOUT_S * 1e9, f"another clock: {own[-1]}")
     for row in rows:
         check(row["step_ms"] > 0 and math.isfinite(row["loss"]), f"a time or the loss is missing: {row}")
-    for name in ("global_batch", "parameters", "epochs", "threads"):
-        check(summary[name] == stage[name], f"{name} is {summary[name]}, expected {stage[name]}")
-    check(summary["world_size"] == processes and summary["device"] == "cpu", "the summary is another run's")
-    # The stages' programs have no variants.
-    if variant != "reducer":
-        check((summary["variant"], summary["backend"]) == (variant, backend if ranks > 1 else None), f"another variant or backend: {summary}")
-        medians = [statistics.median(row["step_ms"] for row in rows if row["rank"] == rank
-                                     and row["step"] >= summary["warmup_steps"]) for rank in range(ranks)]
-        check(is_close(summary["step_ms"], max(medians)), f"step_ms is {summary['step_ms']}, expected {medians}")
-    check(is_close(summary["samples_per_second"], GLOBAL_BATCH / summary["step_ms"] * 1e3), "wrong samples_per_second")
+    check(summary["global_batch"] == GLOBAL_BATCH, f"global_batch is {summary['global_batch']}")
     mib = summary["peak_rss_mib"]
     check(len(mib) == ranks and all(20 < value < 16 << 10 for value in mib), f"peak_rss_mib is {mib}, expected {ranks} numbers")
 
@@ -112,21 +103,21 @@ def check_metrics(rows, summary, stage, variant, processes, ranks, backend):
 def check_parity(program, variant, workload, processes, *options, chatty=False, launched=False):
     """@param chatty True if the framework itself writes notes to stderr @param launched True if `program` starts the ranks"""
     of_steps, stage = stage_run(workload)
-    ranks = 1 if variant in ("mirrored", "jit") else processes  # replicas are in one process
+    has_replicas = variant in ("mirrored", "jit")
+    ranks = 1 if has_replicas else processes
     with tempfile.TemporaryDirectory() as folder:
         own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
-        own += [] if launched else ["--nprocs", str(processes)]
+        own += ["--nprocs", str(processes)] if has_replicas or program is REDUCER else []
         metrics = {"DDP_METRICS": f"{folder}/metrics"} if launched else {}
-        pathlib.Path(folder, "torch.py").write_text("raise AttributeError('of another Python')")
-        closed = [] if program is REDUCER else ["sh", "-c", 'exec "$@" >&- <&-', "sh"]
-        result = run(*closed, *program, *arguments(workload, folder)[:-2 if metrics else None], *own, *options, cwd=folder,
-                     env={**os.environ, "PYTHONPATH": folder, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python"), **metrics})
+        started = [] if launched or has_replicas or program is REDUCER or processes == 1 else [*START, str(processes)]
+        result = run(*started, *program, *arguments(workload, folder)[:-2 if metrics else None], *own, *options, cwd=folder,
+                     env={**os.environ, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python"), **metrics})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
         check(chatty or result.stderr == "", f"stderr is not empty: {result.stderr}")
         rows, summary = read_metrics(folder)
     difference = abs(summary["moved"] - stage["moved"]) / stage["moved"]
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
-    check_metrics(rows, summary, stage, variant, processes, ranks, "shm" if "shm" in options else "gloo")
+    check_metrics(rows, summary, stage, ranks)
     check(variant == "reducer" or sum(row["samples"] for row in rows) == EPOCHS * int(WORKLOADS[workload][3]), "wrong numbers of samples")
     for step, expected in enumerate(of_steps):
         mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
@@ -153,7 +144,7 @@ def check_bad_arguments():
     for line, *words in [
             ("", "total_epochs", "save_every"), ("0 1", "total_epochs", "'0'", "positive_integer"), ("1 1 extra", "extra"),
             ("1 1 --learning-rate 1", "--learning-rate"), ("1 1 --variant fast", "--variant", "fast", "compiled"),
-            ("1 1 --nprocs 2 --global-batch 33", "--global-batch", "33", "multiple of 2"),
+            ("1 1 --nprocs 2", "--nprocs"),
             ("1 1 --global-batch 1e3", "--global-batch", "'1e3'", "integer"), (f"1 1 --seed {2**64}", "--seed", "integer"),
             *((f"1 1 {option} {value}", option, f"'{value}'") for option, value in (
                 ("--layers", "20"), ("--layers", "20,0"), ("--lr", "nan"), ("--lr", "0"), ("--lr", "inf"))),
@@ -164,7 +155,9 @@ def check_bad_arguments():
     check_one_line(run(*PYTORCH, "1", "1", "--metrics", "/no/such/m"), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         check_one_line(run(*peer(name), "1", "1"), 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
-    check_one_line(run(*peer("jax"), "1", "1", "--device", "cuda"), 2, "--device", "cuda", name="jax")
+    for words, *parts in (["--device", "cuda"], "--device", "cuda"), (["--nprocs", "2", "--global-batch", "33"], "33", "multiple of 2"):
+        check_one_line(run(*peer("jax"), "1", "1", *words), 2, *parts, name="jax")
+    check_one_line(run(*peer("jax"), "1", "1", env=os.environ | {"WORLD_SIZE": "2"}), 2, "WORLD_SIZE: got 2", name="jax")
 
 
 def check_diverging_weights():
@@ -184,51 +177,29 @@ import torch
 from ddp_peers import arrays, command_line, torch_peer
 
 def train(options, device, samples, model, log):
-    if options.seed == 0 and log.rank == 1:  # the parent dies, and both ranks have to die too
-        os.kill(os.getppid(), 9)
-    if options.seed == 1 and log.rank == 1:  # rank 1 dies, and the parent has to end rank 0
-        os.kill(os.getpid(), 9)
-    time.sleep(1000 if options.seed < 2 else 0)  # until this rank is killed
     torch.nn.init.constant_(next(model.parameters()), log.rank)
 
 def run(options):
-    if options.seed == 2:  # this process dies, and the process that draws has to die too
+    if options.seed == 3:  # this process dies, and the process that draws has to die too
         arrays.start_drawing(options)
         os.kill(os.getpid(), 9)
+    if options.seed == 4:
+        arrays.report(None, options, None, [[torch.zeros(1).numpy(), torch.ones(1).numpy()]])
     torch_peer.run(options, train)
 
 if __name__ == "__main__":
-    code = command_line.run_peer("unequal", ["torch"], {"default": ""}, run)
-    sys.exit(code + 9 * len(open(f"/proc/self/task/{os.getpid()}/children").read().split()[1:]))  # multiprocessing has a process of its own
+    sys.exit(command_line.run_peer("unequal", ["torch"], {"default": ""}, run))
 """
 
 
-def check_binding():
-    """Variables of OpenMP that bind the first process leave all CPUs to the ranks."""
-    program = (f"import os, sys; sys.path.append({str(PEERS)!r}); from ddp_peers.command_line import run_peer\ndef run(options):\n    import torch\n"
-               "    print(len(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], options.global_batch)\nsys.exit(run_peer('x', ['torch'], {'a': ''}, run))")
-    bound = {"OMP_PROC_BIND": "true", "OMP_PLACES": "{0}", "GOMP_CPU_AFFINITY": "0", "KMP_AFFINITY": "compact"}
-    result = run(sys.executable, "-B", "-c", program, "1", "1", "--threads", "3", "--nprocs", "2", env=os.environ | bound)
-    check(result.stdout == f"{len(os.sched_getaffinity(0))} 3 64\n", result)
-
-
-def check_unequal_weights():  # and ranks that are killed: run() waits until no process has the pipe
+def check_unequal_weights():  # and a peer that is killed: run() waits until no process has the pipe
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "program.py"
         program.write_text(UNEQUAL_RANKS)
-        for seed, message in (42, "[rank 1]: error: the final weights differ from rank 0's"), (1, "rank 1 was killed by signal 9"), (0, ""), (2, ""):
-            result = run(sys.executable, "-B", program, PEERS, *arguments("T", folder), "--nprocs", "2", "--seed", str(seed), timeout_s=120)
+        for seed, ranks, message in ((42, [*START, "2"], "[rank 1]: error: the final weights differ from rank 0's"),
+                                     (4, [], "the final weights of the replicas differ"), (3, [], "")):
+            result = run(*ranks, sys.executable, "-B", program, PEERS, *arguments("T", folder), "--seed", str(seed), timeout_s=120)
             check_one_line(result, 1, message, name="unequal") if message else check(result.returncode == -9, f"{seed}: {result}")
-    sys.path.append(str(PEERS))
-    from ddp_peers import arrays, processes
-    zero, one = numpy.zeros(1), numpy.ones(1)
-    for call, message in ((lambda: processes._check([1, -9]), "rank 1 was killed"),  # so rank 0 failed
-                          (lambda: arrays.report(None, None, [[zero, one]]), "the final weights of the replicas differ")):
-        try:
-            call()
-            check(False, f"got no error, expected {message}")
-        except arrays.PeerError as error:
-            check(message in str(error), f"got {error}, expected {message}")
 
 
 STEP_LOG = """
@@ -331,7 +302,6 @@ def project_cases():
     yield parity(REDUCER, "reducer", "S", 4, "--backend", "shm")
     yield "the weights diverge", check_diverging_weights
     yield "the ranks' weights differ", check_unequal_weights
-    yield "OpenMP binds", check_binding
 
 
 if __name__ == "__main__":

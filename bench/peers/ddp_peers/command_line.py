@@ -69,9 +69,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}, expected what --help lists")
 
 
-def parse(program, variants, devices):
-    """@return the options of the command line by name (`processes` for --nprocs, `learning_rate` for --lr), and `program` and
-    `batch_per_rank`, and `rank` if a launcher has started this process as one of several @throws UsageError"""
+def parse(program, variants, has_replicas):
+    """@return the options of the command line by name (`learning_rate` for --lr), and `program`, `rank`, `processes` (ranks, or
+    replicas in this process) and `batch_per_rank` @throws UsageError"""
     parser = _Parser(prog=program, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Trains the stages' model on synthetic data as a peer of the C++ stages.",
                      epilog="variants:\n" + "".join(f"  {name:<10}{text}\n" for name, text in variants.items())
@@ -80,8 +80,8 @@ def parse(program, variants, devices):
     add("total_epochs", type=positive_integer, help="number of passes over the data")
     add("save_every", type=positive_integer, help="ignored: peers write no snapshots")
     add("--variant", choices=list(variants), default=next(iter(variants)), help="variant, see below (default: the first)")
-    add("--nprocs", type=positive_integer, dest="processes", metavar="N",
-        help="number of devices, each with its part of a batch (default: a launcher's WORLD_SIZE, of which this is a rank, or 1)")
+    if has_replicas:
+        add("--nprocs", type=positive_integer, dest="processes", default=1, metavar="N", help="number of replicas in this process (default 1)")
     add("--threads", type=positive_integer, default=1, metavar="N", help="CPU threads per device (default 1)")
     add("--global-batch", type=positive_integer, metavar="SAMPLES",
         help=f"samples per step over all devices (default {DEFAULT_BATCH_PER_RANK} per device)")
@@ -89,16 +89,17 @@ def parse(program, variants, devices):
     add("--layers", type=widths, default=[20, 1], metavar="WIDTHS", help="widths of all layers (default 20,1)")
     add("--lr", type=rate, default=0.1, dest="learning_rate", metavar="RATE", help="learning rate of SGD (default 0.1)")
     add("--seed", type=integer, default=42, metavar="N", help="seed of weights, data and order (default 42)")
-    add("--device", choices=devices, default="cpu", help="kind of device (default cpu)")
+    add("--device", choices=["cpu"] if has_replicas else ["cpu", "cuda"], default="cpu", help="kind of device (default cpu)")
     add("--backend", choices=("nccl", "gloo", "shm"), help="between processes (default: gloo, and nccl on GPUs)")
     add("--metrics", metavar="FILE", default=os.environ.get("DDP_METRICS"),
         help="file for a JSON line per rank and step, then the summary (default: DDP_METRICS)")
     options = parser.parse_args()
     options.program = program
     options.backend = options.backend or ("nccl" if options.device == "cuda" else "gloo")
-    launched = options.processes is None and {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    options.rank = int(os.environ["RANK"]) if launched else None
-    options.processes = options.processes or (int(os.environ["WORLD_SIZE"]) if launched else 1)
+    ranks, options.rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
+    if has_replicas and ranks > 1:
+        raise UsageError(f"WORLD_SIZE: got {ranks}, expected one process: --nprocs gives the number of replicas in it")
+    options.processes = options.processes if has_replicas else ranks
     options.global_batch = options.global_batch or DEFAULT_BATCH_PER_RANK * options.processes
     options.batch_per_rank, rest = divmod(options.global_batch, options.processes)
     if rest != 0:
@@ -106,33 +107,27 @@ def parse(program, variants, devices):
     return options
 
 
-def run_peer(program, packages, variants, run, devices=("cpu", "cuda")):
+def run_peer(program, packages, variants, run, has_replicas=False):
     """main() of NAME.py: run(options), if the command line is right and `packages` are installed.
-    @param variants descriptions of the framework's settings, by name @return the exit code"""
-    if not sys.flags.ignore_environment:  # PYTHONPATH may have packages of another Python, and standard streams may be closed
-        while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
-            os.set_inheritable(descriptor, True)
-        os.execv(sys.executable, [sys.executable, "-E", *sys.orig_argv[1:]])
+    @param variants descriptions of the framework's settings, by name @param has_replicas a CPU's, all in one process
+    @return the exit code"""
     # Moved to the end, or NAME.py would hide the package of that name.
     sys.path.append(sys.path.pop(0))
 
     def checked():
-        options = parse(program, variants, devices)
+        options = parse(program, variants, has_replicas)
         for package in packages:
             try:
                 importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 raise UsageError(f"{sys.executable} has no {package}, expected the interpreter that "
                                  f"bench/peers/install.sh {program} prints") from None
-        if options.metrics and not options.rank:  # emptied before any rank appends to it
+        if options.metrics and options.rank == 0:  # emptied before any rank appends to it
             try:
                 open(options.metrics, "w").close()
             except OSError as error:
                 raise PeerError(f"--metrics: cannot write {options.metrics} ({error.strerror}), expected a writable file") from None
-        # Read when torch and numpy are imported. A binding of this process would be that of all its ranks.
-        for name in "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY":
-            os.environ.pop(name, None)
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when torch and numpy are imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # errors are exceptions too, and make one line then
         run(options)
 
