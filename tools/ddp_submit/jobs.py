@@ -43,12 +43,11 @@ class Job:
     submission: str = ""  # the same for all jobs of a call
     tag: str = ""  # the scheduler has it too
     state: str = "new"  # "new" until the scheduler has it; then "pending", "running" or "held"; at last a state in OVER
-    id: str = ""  # id in the scheduler
+    id: str = ""  # id in the scheduler; empty if it runs here
     exit_code: int | None = None
     reason: str = ""
     attempt: int = 1
     earlier_ids: list = dataclasses.field(default_factory=list)
-    process: str = ""  # of a job that runs here, as local.process() says it
 
     def __post_init__(self):
         if not (all(isinstance(getattr(self, field.name), field.type) for field in dataclasses.fields(self))
@@ -60,7 +59,7 @@ class Job:
     @property
     def left(self):
         """Not submitted yet, or it runs here and its submit may have ended: Local.run waits until that is known."""
-        return self.state == "new" or (self.state == "running" and self.process != "")
+        return self.state == "new" or (self.state == "running" and not self.id)
 
     def end(self, code, reason=""):
         self.state, self.exit_code, self.reason = "done" if code == 0 else "failed", code, reason
