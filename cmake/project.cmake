@@ -17,8 +17,10 @@ endif()
 
 # Warnings are a target that our own code links, not global, so they do not apply to system headers.
 add_library(ddp_warnings INTERFACE)
-target_compile_options(ddp_warnings INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
+if(PROJECT_IS_TOP_LEVEL)
+  target_compile_options(ddp_warnings INTERFACE
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
+endif()
 # A class may have members of types from its own source file, which this warning forbids in unity builds.
 target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage)
 # g++ 12 warns about overlapping copies in any `"literal" + std::string` (GCC bug 105651).
@@ -27,7 +29,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 # Off for users, because other compilers may have other warnings; on in continuous integration.
 set(warnings_as_errors OFF)
-if(DEFINED ENV{CI})
+if(PROJECT_IS_TOP_LEVEL AND DEFINED ENV{CI})
   set(warnings_as_errors ON)
 endif()
 option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" ${warnings_as_errors})

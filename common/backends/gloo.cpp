@@ -3,7 +3,7 @@
 
 #include <filesystem>
 // LibTorch ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, which are empty in this
-// build. Declarations do, because c10d holds Gloo's types only behind pointers.
+// build. Declarations do, because c10d holds Gloo's types only behind pointers: make none of them.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -15,7 +15,7 @@ struct Context {
 };
 namespace rendezvous {
 struct Store {
-  virtual ~Store() = default;
+  virtual ~Store();
   virtual void set(const std::string& key, const std::vector<char>& data) = 0;
   virtual std::vector<char> get(const std::string& key) = 0;
   virtual void wait(const std::vector<std::string>& keys) = 0;
@@ -24,8 +24,8 @@ struct Store {
 };
 }  // namespace rendezvous
 namespace transport {
-struct Device {};
-struct UnboundBuffer {};
+struct Device;
+struct UnboundBuffer;
 }  // namespace transport
 }  // namespace gloo
 
