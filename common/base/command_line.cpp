@@ -28,13 +28,6 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-std::string plain(const std::string& word) {
-  std::string text = CLI::detail::to_lower(word);
-  text.erase(0, text.find_first_not_of('-'));
-  std::ranges::replace(text, '-', '_');
-  return text;
-}
-
 }  // namespace
 
 std::string program_name() {
@@ -47,23 +40,6 @@ std::string join(const Choices& choices) {
     text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
   }
   return text;
-}
-
-std::string nearest(const std::string& word, const std::vector<std::string>& known) {
-  constexpr std::size_t kShortestPart = 4;
-  const std::string wanted = plain(word);
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
-  for (const std::string& candidate : known) {
-    const bool is_part =
-        wanted.size() >= kShortestPart && plain(candidate).find(wanted) != std::string::npos;
-    const std::size_t distance = is_part ? 1 : edit_distance(wanted, plain(candidate));
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = candidate;
-    }
-  }
-  return best;
 }
 
 const std::string& check_choice(const std::string& name, const std::string& text,
@@ -159,6 +135,26 @@ void OptionGroup::add(const std::string& names, const OptionValue& value, const 
 
 namespace {
 
+/// Long name that `word` is probably a typing error for, or an empty text. "--epochs" gives
+/// "total-epochs".
+std::string nearest(const std::string& word, const CLI::App& app) {
+  constexpr std::size_t kShortestPart = 4;
+  const std::string wanted = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
+  for (const CLI::Option* const option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      const bool is_part = wanted.size() >= kShortestPart && name.find(wanted) != std::string::npos;
+      const std::size_t distance = is_part ? 1 : edit_distance(wanted, name);
+      if (distance < best_distance) {
+        best_distance = distance;
+        best = name;
+      }
+    }
+  }
+  return best;
+}
+
 void check_names(const CLI::App& app, const std::vector<std::string>& arguments) {
   for (const std::string& argument : arguments) {
     const std::string name = argument.substr(0, argument.find('='));
@@ -169,15 +165,9 @@ void check_names(const CLI::App& app, const std::vector<std::string>& arguments)
         app.get_option_no_throw(name) != nullptr) {
       continue;
     }
-    std::vector<std::string> known;
-    for (const CLI::Option* const option : app.get_options()) {
-      for (const std::string& long_name : option->get_lnames()) {
-        known.push_back("--" + long_name);
-      }
-    }
-    const std::string best = nearest(name, known);
+    const std::string best = nearest(name, app);
     refuse("unknown option {}, {}", quote(name),
-           best.empty() ? "expected one that --help lists" : "did you mean " + best + "?");
+           best.empty() ? "expected one that --help lists" : "did you mean --" + best + "?");
   }
 }
 

@@ -22,10 +22,6 @@ using Choices = std::vector<std::string>;
 /// "a, b or c"
 std::string join(const Choices& choices);
 
-/// Known word that `word` is probably a typing error for, or an empty text. Capitals do not count,
-/// nor "-" for "_". "--epochs" gives "--total-epochs".
-std::string nearest(const std::string& word, const std::vector<std::string>& known);
-
 /// @return `text` @throws UsageError unless it is one of `choices`
 const std::string& check_choice(const std::string& name, const std::string& text,
                                 const Choices& choices);

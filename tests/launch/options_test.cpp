@@ -243,8 +243,6 @@ TEST_CASE("limits, names, choices and combinations are refused by name") {
         most.substr(0, end - 1));
   }
   check_refused({"50", "10", "--bad\nname"}, "\\x0a");
-  CHECK(ddp::nearest("Out-Dir", {"account", "out_dir"}) == "out_dir");
-  CHECK(ddp::nearest("xyz", {"account", "out_dir"}) == "");
 }
 
 TEST_CASE("options of single programs") {
