@@ -22,11 +22,6 @@ std::vector<int64_t> mlp_layers(int64_t in_features, std::vector<int64_t> hidden
 /// @throws UsageError if a file is missing, damaged or not the published one, or if the options
 /// do not fit the dataset
 Dataset load_dataset(const DataOptions& options);
-inline Dataset load_dataset(const std::string& name) {
-  DataOptions options;
-  options.dataset = name;
-  return load_dataset(options);
-}
 
 /// Maps FILE.safetensors: the tensors features and labels, and test_features and test_labels if the
 /// file has them. Without a test part one of five samples is held out. docs/reference/options.md

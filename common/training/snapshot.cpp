@@ -1,7 +1,5 @@
 #include "common/training/snapshot.hpp"
 
-#include <fmt/ranges.h>
-
 #include <filesystem>
 #include <iostream>
 

@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <unordered_map>
-#include <vector>
 
 /// Sends each matrix of gradients (n, m) as two vectors, so n + m numbers instead of n * m. What
 /// the two vectors leave out is added to the gradient of the next step. Other gradients are sent

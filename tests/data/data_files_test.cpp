@@ -42,7 +42,8 @@ struct Folder : ddp::ScratchFolder {
 
 /// Message that refuses the file. It must be one line and name the file.
 std::string refusal(const std::string& path) {
-  const auto message = ddp::test::message_of<ddp::UsageError>([&] { ddp::load_dataset(path); });
+  const auto message =
+      ddp::test::message_of<ddp::UsageError>([&] { ddp::load_dataset({.dataset = path}); });
   if (message.empty()) {
     return "loaded";
   }
@@ -54,7 +55,7 @@ std::string refusal(const std::string& path) {
 /// Writes a file with `tensors` and loads it.
 ddp::Dataset load(const Folder& folder, const Tensors& tensors) {
   ddp::write_tensor_file(folder.path() + "/a.safetensors", {{}, tensors});
-  return ddp::load_dataset(folder.path() + "/a.safetensors");
+  return ddp::load_dataset({.dataset = folder.path() + "/a.safetensors"});
 }
 
 /// A header with its size before it.
@@ -256,7 +257,7 @@ TEST_CASE("of a file larger than memory a batch reads its samples, and nothing e
   const Folder folder;
   const std::string path = folder.write("large.safetensors", safetensors(header, ""));
   fs::resize_file(path, fs::file_size(path) + static_cast<uintmax_t>(rows * (4 + kRowBytes)));
-  const ddp::Dataset dataset = ddp::load_dataset(path);
+  const ddp::Dataset dataset = ddp::load_dataset({.dataset = path});
   CHECK(dataset.train.size() == rows - (rows + 4) / 5);
 
   const torch::Tensor order = dataset.train.rows.index_select(

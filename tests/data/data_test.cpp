@@ -291,12 +291,12 @@ TEST_CASE("synthetic data are the seed's, in the shape that is asked for", "[dat
   CHECK(torch::equal(ddp::load_dataset(options).train.input, classes.train.input));
   options.seed = 43;
   CHECK_FALSE(torch::equal(ddp::load_dataset(options).train.input, classes.train.input));
-  CHECK_THROWS_WITH(ddp::load_dataset("digit"),
+  CHECK_THROWS_WITH(ddp::load_dataset({.dataset = "digit"}),
                     ContainsSubstring("got \"digit\", expected synthetic,"));
 }
 
 TEST_CASE("the digits are the published ones, and damaged ones are refused by name", "[dataset]") {
-  const ddp::Dataset digits = ddp::load_dataset("digits");
+  const ddp::Dataset digits = ddp::load_dataset({.dataset = "digits"});
   CHECK(digits.train.size() == 1437);
   CHECK(digits.test.size() == 360);
   CHECK(digits.layers == std::vector<int64_t>{64, 128, 128, 10});
