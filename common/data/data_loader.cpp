@@ -1,9 +1,6 @@
 #include "common/data/data_loader.hpp"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/StreamGuard.h>
-
-#include "common/device/device.hpp"
 
 namespace ddp {
 namespace {
@@ -59,8 +56,6 @@ DataLoader::DataLoader(const Samples& samples, Sampler& sampler, int64_t batch_s
   if (is_resident_) {
     samples_.input = as_features(samples_.input.to(device));
     samples_.target = samples_.target.to(device);
-  } else if (!device.is_cpu()) {
-    copy_stream_ = new_stream(device);
   }
   reserve(std::min(batch_size, sampler.indices().size(0)));
 }
@@ -76,21 +71,7 @@ int64_t DataLoader::steps() const {
 
 void DataLoader::reserve(int64_t samples) {
   batch_ = {};
-  slots_.clear();
-  slot_ = 0;
-  if (!copy_stream_) {
-    slots_.emplace_back().gathered = samples_.room_for(samples, device_);
-    return;
-  }
-  while (slots_.size() < 2) {
-    slots_.push_back(
-        {.gathered = samples_.room_for(samples, torch::TensorOptions().pinned_memory(true)),
-         .copy = samples_.room_for(samples, device_),
-         .is_copied = c10::Event(device_.type()),
-         .is_used = c10::Event(device_.type())});
-    // The GPU may still compute on an earlier tensor in this memory.
-    slots_.back().is_used->record(current_stream(device_));
-  }
+  room_ = samples_.room_for(samples, is_resident_ ? device_ : torch::Device(torch::kCPU));
 }
 
 DataLoader::Iterator DataLoader::begin() {
@@ -98,8 +79,7 @@ DataLoader::Iterator DataLoader::begin() {
   if (samples_.rows.defined()) {
     order_ = samples_.rows.index_select(0, order_);
   }
-  if (const int64_t most = std::min(batch_size_, order_.size(0));
-      most > slots_.front().gathered.size()) {
+  if (const int64_t most = std::min(batch_size_, order_.size(0)); most > room_.size()) {
     reserve(most);  // the sampler's epochs differ in length
   }
   if (is_resident_) {
@@ -112,16 +92,13 @@ DataLoader::Iterator DataLoader::begin() {
 
 void DataLoader::load(int64_t step) {
   step_ = step;
-  if (copy_stream_) {
-    slots_[slot_].is_used->record(current_stream(device_));
-  }
   if (step >= steps_) {
     return;
   }
   const int64_t own_samples = order_.sizes().front();
   const int64_t begin = std::min(step * batch_size_, own_samples);
   const int64_t count = std::min(batch_size_, own_samples - begin);
-  Samples samples = is_resident_ ? gather_on_device(begin, count) : gather_on_host(begin, count);
+  Samples samples = gather(begin, count);
   batch_.input = std::move(samples.input);
   batch_.target = std::move(samples.target);
   const int64_t step_samples =
@@ -130,35 +107,16 @@ void DataLoader::load(int64_t step) {
       static_cast<double>(count * sampler_.num_replicas()) / static_cast<double>(step_samples);
 }
 
-Samples DataLoader::gather_on_device(int64_t begin, int64_t count) {
-  Samples batch = slots_.front().gathered.slice(0, count);
-  const torch::Tensor order = order_.narrow(0, begin, count);
-  at::index_select_out(batch.input, samples_.input, 0, order);
-  at::index_select_out(batch.target, samples_.target, 0, order);
-  return batch;
-}
-
-Samples DataLoader::gather_on_host(int64_t begin, int64_t count) {
-  slot_ = (slot_ + 1) % slots_.size();
-  Slot& slot = slots_[slot_];
-  if (slot.is_copied) {
-    slot.is_copied->synchronize();  // returns at once, unless the device is two batches behind
+Samples DataLoader::gather(int64_t begin, int64_t count) {
+  Samples batch = room_.slice(0, count);
+  if (is_resident_) {
+    const torch::Tensor order = order_.narrow(0, begin, count);
+    at::index_select_out(batch.input, samples_.input, 0, order);
+    at::index_select_out(batch.target, samples_.target, 0, order);
+    return batch;
   }
-  const Samples gathered = slot.gathered.slice(0, count);
-  gather_rows(samples_, order_.const_data_ptr<int64_t>() + begin, count, gathered);
-  if (!copy_stream_) {
-    return gathered;
-  }
-  Samples copied = slot.copy.slice(0, count);
-  slot.is_used->block(*copy_stream_);
-  {
-    const c10::StreamGuard guard(*copy_stream_);
-    copied.input.copy_(gathered.input, /*non_blocking=*/true);
-    copied.target.copy_(gathered.target, /*non_blocking=*/true);
-    slot.is_copied->record(*copy_stream_);
-  }
-  slot.is_copied->block(current_stream(device_));
-  return copied;
+  gather_rows(samples_, order_.const_data_ptr<int64_t>() + begin, count, batch);
+  return device_.is_cpu() ? batch : Samples{batch.input.to(device_), batch.target.to(device_)};
 }
 
 }  // namespace ddp

@@ -99,36 +99,19 @@ class DataLoader {
   std::nullptr_t end() const { return nullptr; }
 
  private:
-  /// Memory of one batch.
-  struct Slot {
-    Samples gathered;  ///< the batch; in pinned host memory if it is copied to the device
-    Samples copy;  ///< its copy on the device
-    std::optional<c10::Event> is_copied;
-    std::optional<c10::Event> is_used;
-  };
-
   void reserve(int64_t samples);
   /// Makes step `step` of the epoch the current one.
   void load(int64_t step);
-  /// The samples of order_[begin, begin + count).
-  Samples gather_on_device(int64_t begin, int64_t count);
-  Samples gather_on_host(int64_t begin, int64_t count);
+  /// The samples of order_[begin, begin + count). A GPU that keeps the samples gathers them itself.
+  Samples gather(int64_t begin, int64_t count);
 
-  // Note [Staging]: a GPU that has room for the samples keeps them and gathers the batches itself.
-  // For any other GPU the host gathers each batch into pinned memory, and a copy stream copies it
-  // while the GPU computes on the batch before. So there are two slots. Before the host fills a
-  // slot again, it waits until the slot's last batch was copied. The copy stream waits until the
-  // GPU has computed on the slot's last batch, and the GPU waits for the copy. The copies need no
-  // record_stream(): the GPU's stream has waited for every copy before the memory is freed.
   Samples samples_;
   Sampler& sampler_;
   const int64_t batch_size_;
   const torch::Device device_;
   const bool drop_last_;
   const bool is_resident_;  ///< the samples are on the device
-  std::optional<c10::Stream> copy_stream_;
-  std::vector<Slot> slots_;
-  size_t slot_ = 0;  ///< slot of the current batch
+  Samples room_;  ///< memory of a batch, where it is gathered
   torch::Tensor order_;  ///< (samples) int64: rows of samples_ for this process and epoch
   int64_t steps_ = 0;
   int64_t step_ = 0;

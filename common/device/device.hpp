@@ -30,10 +30,6 @@ std::vector<torch::Device> set_devices(const DeviceOptions& options);
 inline c10::Stream current_stream(const torch::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
-/// Another stream of `device`.
-inline c10::Stream new_stream(const torch::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-}
 /// Waits for all work on all streams of `device`; on the CPU there is none.
 inline void synchronize(const torch::Device& device) {
   if (!device.is_cpu()) {

@@ -24,8 +24,8 @@
 namespace {
 
 using ddp::current_stream;
-using ddp::new_stream;
 using ddp::test::fake_device;
+using ddp::test::new_stream;
 using ddp::test::StreamOrder;
 
 constexpr int kRanks = 3;

@@ -52,6 +52,11 @@ inline torch::Device fake_device(int index) {
   return {kFakeType, static_cast<c10::DeviceIndex>(index)};
 }
 
+/// Another stream of `device`.
+inline c10::Stream new_stream(const torch::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
 /// Order in which streams run when the host waits for a stream. One order shows work that is done
 /// too late, the other shows work that is done too early.
 enum class StreamOrder {
