@@ -7,8 +7,10 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   execute_process(COMMAND "${CCACHE_PROGRAM}" "${CMAKE_CXX_COMPILER}" -c try_ccache.cpp -o try_ccache.o TIMEOUT 60
                   WORKING_DIRECTORY "${PROJECT_BINARY_DIR}/CMakeFiles" RESULT_VARIABLE ccache_failed OUTPUT_QUIET ERROR_VARIABLE ccache_said)
   if(ccache_failed STREQUAL "0")
-    # ccache keeps precompiled headers only if it ignores their time stamps.
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE_PROGRAM}")
+    # ccache keeps precompiled headers only if it ignores their time stamps, and serves builds in other folders, such as pip's, only if paths are
+    # relative to the folder.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${CMAKE_BINARY_DIR}"
+        CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime "${CCACHE_PROGRAM}")
     add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   else()
     message(STATUS "ccache: not used, got ${ccache_failed} ${ccache_said}")

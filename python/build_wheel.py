@@ -1,6 +1,5 @@
 """Build backend of `pip install ./python`: CMake builds ddp_cpp for the torch of the Python that runs pip."""
 
-import os
 import pathlib
 import re
 import subprocess
@@ -22,8 +21,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with tempfile.TemporaryDirectory() as build:
         subprocess.check_call(["cmake", "-G", "Ninja", "-S", ROOT, "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF", "-DDDP_PYTHON=ON",
                                f"-DDDP_TORCH_PYTHON={sys.executable}", f"-DLIBTORCH={torch_folder}"])
-        # With paths relative to the folder, which has another name in each build, ccache finds earlier objects.
-        subprocess.check_call(["cmake", "--build", build, "--target", "ddp_python"], env=os.environ | {"CCACHE_BASEDIR": build})
+        subprocess.check_call(["cmake", "--build", build, "--target", "ddp_python"])
         with zipfile.ZipFile(pathlib.Path(wheel_directory, f"ddp_cpp-{version}-{tag}.whl"), "w", zipfile.ZIP_DEFLATED) as wheel:
             for file in pathlib.Path(build, "python/ddp_cpp").iterdir():
                 wheel.write(file, f"ddp_cpp/{file.name}")
