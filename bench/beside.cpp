@@ -1,5 +1,6 @@
 #include <zlib.h>
 
+#include <array>
 #include <filesystem>
 
 #include "bench/report.hpp"

@@ -1,3 +1,5 @@
+#include <iterator>
+
 #include "bench/catalog.hpp"
 
 #include "bench/launchers.hpp"

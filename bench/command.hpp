@@ -1,6 +1,8 @@
 // bench/command.hpp - the command line of a run.
 #pragma once
 
+#include <map>
+
 #include "bench/plan.hpp"
 
 namespace ddp::bench {

@@ -1,6 +1,8 @@
 // bench/settings.hpp - the command line of bench.
 #pragma once
 
+#include <iterator>
+
 #include "common/base/parse.hpp"
 
 namespace ddp::bench {

@@ -23,11 +23,10 @@ if(PROJECT_IS_TOP_LEVEL)
   target_compile_options(ddp_warnings INTERFACE
     -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
 endif()
-# A class may have members of types from its own source file, which this warning forbids in unity builds.
-target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage)
-# g++ 12 warns about overlapping copies in any `"literal" + std::string` (GCC bug 105651).
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(ddp_warnings INTERFACE -Wno-restrict)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # A class may have members of types from its own source file, which the first forbids in unity builds. g++ 12 warns by the second about
+  # overlapping copies in any `"literal" + std::string` (GCC bug 105651).
+  target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage $<$<VERSION_LESS:${CMAKE_CXX_COMPILER_VERSION},13>:-Wno-restrict>)
 endif()
 # Off for users, because other compilers may have other warnings; on in continuous integration.
 set(warnings_as_errors OFF)

@@ -1,6 +1,7 @@
 // simulator/engine.cpp - the ranks' clocks, and their collectives and messages.
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <deque>
 #include <exception>
 #include <ranges>

@@ -1,3 +1,5 @@
+#include <string_view>
+
 #include "common/device/blas.hpp"
 
 #include <dlfcn.h>

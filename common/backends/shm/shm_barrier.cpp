@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <climits>
+#include <cstring>
 
 #include "common/base/exit_codes.hpp"
 #include "common/base/worker_pool.hpp"
