@@ -148,6 +148,17 @@ class ToSafetensors(Scratch):
         self.write("p/a/1.jpg", encoded(photo.resize((8, 16)), "MPO", save_all=True, append_images=[photo, photo], exif=sideways))
         self.assertEqual(self.convert("p o.safetensors")["features"].shape, (1, 8, 16, 3))
 
+    def test_digits_that_float32_lacks_are_noted(self):
+        for rows, lost in [
+            ([f"{i},{1700000001 + i},{i % 2}" for i in range(40)], "b"), ([f"{i},{i},{1700000001.5 + i}" for i in range(40)], "label"),
+            (["16777216,1,0", "16777217,-1,1"], "a"), (["1e-46,0.1,0", "2e-46,0.10000000001,1"], "a, b"), (["-3e38,1,0", "3e38,2,1"], ""),
+            (["0.1,1700000000,0", "0.1,1700000000,1"], ""), (["16777216,16777218,0", "16777220,1,1"], ""),
+        ]:
+            self.write("t.csv", table(rows))
+            done = self.run_tool("t.csv o.safetensors")
+            self.assertEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, rf"^to_safetensors: note: table t.csv: .* in the columns {lost}\n$" if lost else "^$", rows)
+
     def test_targets(self):
         for rows, arguments, dtype in [
             (["1,2,0 ", "3,4,1 "], "", "int64"), (["1,2,0.5", "3,4,1"], "", "float32"),
