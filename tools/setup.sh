@@ -14,7 +14,7 @@ program=setup
 packages=(
     # to build
     g++ cmake make ninja-build ccache git ca-certificates python3 python3-dev python3-venv
-    libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libgloo-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
+    libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev libopenmpi-dev libbenchmark-dev libjs-chart.js
     # to run: mpirun
     openmpi-bin
 )
@@ -26,6 +26,8 @@ case ${1:-all} in
         packages+=(
             # test data, Catch2, Google Benchmark's compare.py, shellcheck for scripts
             dataset-fashion-mnist catch2 libbenchmark-tools shellcheck
+            # a library built as others do: their fmt, pkg-config, another processor
+            libfmt-dev pkg-config g++-aarch64-linux-gnu
             # clusters of Slurm and HTCondor
             slurm-wlm debootstrap iproute2
         )

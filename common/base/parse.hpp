@@ -58,7 +58,7 @@ inline size_t printable_bytes(std::string_view text) {
     if ((next & 0xc0) != 0x80) {
       return 0;
     }
-    code = code << 6 | (next & 0x3fU);
+    code = code << 6 | (static_cast<unsigned char>(next) & 0x3fU);
   }
   // By length: the least code that needs so many bytes, without the control characters below 0xa0.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};

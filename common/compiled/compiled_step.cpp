@@ -72,7 +72,7 @@ CompiledStep::CompiledStep(const std::string& file, const torch::Device& device,
         "or with --layers 20,1 instead of MODEL.py for the stages' model, makes one");
   }
   try {
-    load(device);
+    load_package(device);
   } catch (const std::exception& error) {
     refuse("--step {}: {}; make one here with tools/compile_step --device {}", file, reason(error),
            c10::DeviceTypeName(device.type(), /*lower_case=*/true));
@@ -83,7 +83,7 @@ CompiledStep::CompiledStep(const std::string& file, const torch::Device& device,
 
 CompiledStep::~CompiledStep() = default;
 
-void CompiledStep::load(const torch::Device& device) {
+void CompiledStep::load_package(const torch::Device& device) {
   const std::string weights =
       std::filesystem::path(file_).replace_extension(".safetensors").string();
   const TensorFile header = map_tensor_file(weights, {});

@@ -54,7 +54,7 @@ class CompiledStep : public torch::nn::Module {
   };
   using Loader = torch::inductor::AOTIModelPackageLoader;
 
-  void load(const torch::Device& device);
+  void load_package(const torch::Device& device);
   void check(const Expected& expected, const torch::Tensor& tensor, int64_t samples) const;
   /// @return number of samples @throws UsageError unless shapes, dtypes and devices fit
   int64_t check_batch(const torch::Tensor& input, const torch::Tensor& target) const;

@@ -2,7 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <ranges>
+#include <algorithm>
 
 #include "common/base/patience.hpp"
 
@@ -45,11 +45,12 @@ std::vector<std::string> Board::texts_of_ranks(const std::string& prefix,
                                                const std::string& what) const {
   if (!wait_for_ranks(prefix, world_size_, patience_)) {
     constexpr size_t kMostNames = 16;
-    const std::vector<int> absent = missing(prefix);
-    throw TransientError(fmt::format(
-        "within {} s {} lacks rank {}{} of world size {}, expected all of them",
-        in_seconds(patience_), what, fmt::join(absent | std::views::take(kMostNames), ", "),
-        absent.size() > kMostNames ? ", ..." : "", world_size_));
+    std::vector<int> absent = missing(prefix);
+    const char* const more = absent.size() > kMostNames ? ", ..." : "";
+    absent.resize(std::min(absent.size(), kMostNames));
+    throw TransientError(
+        fmt::format("within {} s {} lacks rank {}{} of world size {}, expected all of them",
+                    in_seconds(patience_), what, fmt::join(absent, ", "), more, world_size_));
   }
   std::vector<std::string> texts;
   for (int rank = 0; rank < world_size_; ++rank) {

@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <algorithm>
 #include <numeric>
-#include <ranges>
 
 #include "common/model/flat_parameters.hpp"
 
@@ -27,8 +27,10 @@ std::vector<std::vector<size_t>> assign_buckets(const std::vector<torch::Tensor>
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
       ordered, {static_cast<size_t>(sizes.first_bytes), static_cast<size_t>(sizes.bytes)}));
   std::ranges::sort(buckets, {}, [](const auto& bucket) { return bucket.back(); });
-  for (size_t& index : buckets | std::views::join) {
-    index = order[index];
+  for (std::vector<size_t>& bucket : buckets) {
+    for (size_t& index : bucket) {
+      index = order[index];
+    }
   }
   return buckets;
 }

@@ -118,6 +118,7 @@ class YourModel(Scratch):
         for command in (
             [cmake, "--install", build_dir, "--prefix", cls.prefix],
             [cmake, "-G", "Ninja", "-S", folder / "source", "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={cls.prefix}",
+             "-DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON",  # LibTorch's is enough
              f"-DCMAKE_CXX_FLAGS=-O1 {flags}", *([f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else [])],
             [cmake, "--build", folder / "build"],
         ):

@@ -69,9 +69,9 @@ DDP_INLINE void reduce_unit(const Reduction& places, size_t input_count, size_t 
     Unit other;
     std::memcpy(&other, static_cast<const char*>(places.inputs[i]) + offset, sizeof(Unit));
     if constexpr (kOp == ReduceOp::kMax) {
-      result = (other > result) | (other != other) ? other : result;
+      result = ((other > result) | (other != other)) ? other : result;
     } else if constexpr (kOp == ReduceOp::kMin) {
-      result = (other < result) | (other != other) ? other : result;
+      result = ((other < result) | (other != other)) ? other : result;
     } else {
       result = result + other;
     }
