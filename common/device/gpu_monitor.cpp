@@ -8,23 +8,19 @@
 #include "common/device/hardware.hpp"
 
 namespace ddp {
-namespace {
-
-// The used part of NVML's C interface, with an ABI that is stable since 2013. 0 is success.
-using Device = void*;
-struct Utilisation {
-  unsigned gpu_percent;
-  unsigned memory_percent;
-};
-struct Memory {
-  unsigned long long total_bytes;
-  unsigned long long free_bytes;
-  unsigned long long used_bytes;
-};
-
-}  // namespace
-
+/// The used part of NVML's C interface, with an ABI that is stable since 2013. 0 is success.
 struct GpuMonitor::Nvml {
+  using Device = void*;
+  struct Utilisation {
+    unsigned gpu_percent;
+    unsigned memory_percent;
+  };
+  struct Memory {
+    unsigned long long total_bytes;
+    unsigned long long free_bytes;
+    unsigned long long used_bytes;
+  };
+
   template <typename... Arguments>
   using Function = int (*)(Arguments...);
   template <typename... Arguments>
@@ -51,7 +47,7 @@ GpuMonitor::GpuMonitor() {
   }
   // By UUID, because NVML's order differs from CUDA's, and NVML ignores CUDA_VISIBLE_DEVICES.
   for (int i = 0; i < count_cuda_devices(); ++i) {
-    Device device = nullptr;
+    Nvml::Device device = nullptr;
     const bool found = nvml->by_uuid(("GPU-" + cuda_device_uuid(i)).c_str(), &device) == 0;
     nvml->devices.push_back(found ? device : nullptr);
   }
@@ -71,9 +67,9 @@ void GpuMonitor::sample() {
   const size_t watched = std::min(watched_, nvml_->devices.size() - first_);
   GpuReadings now;
   for (size_t i = 0; i < watched; ++i) {
-    const Device device = nvml_->devices[first_ + i];
-    Utilisation utilisation{};
-    Memory memory{};
+    const Nvml::Device device = nvml_->devices[first_ + i];
+    Nvml::Utilisation utilisation{};
+    Nvml::Memory memory{};
     if (device == nullptr || nvml_->utilisation(device, &utilisation) != 0 ||
         nvml_->memory(device, &memory) != 0) {
       return;  // a sample must have all GPUs
