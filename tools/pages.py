@@ -33,7 +33,7 @@ COURSE = re.compile(r"^(README|0\d_\w+/README|docs/questions)\.md$")
 NOT_HERE = {  # of the course's commands: what runs them, or their like
     "./bench/run.sh": "tests/run.sh begins with the same set-up, and tests/bench runs bench",
     ".venv/bin/torchrun --nnodes=2 --nproc_per_node=8": "tests/clusters, on two nodes",
-    "sbatch ": "tests/slurm, on two nodes"}
+    "sbatch ": "tests/slurm, on two nodes", "apt-get ": "as tools/setup.sh", "cmake -": "tests/packaging, with a prefix as a centre has it"}
 CELL = re.compile(r"\| `((?:build/bin|\.venv/bin|tools)/[^`]+)` \|$", re.MULTILINE)
 CONSOLE = re.compile(r"(?<=```console\n).*?(?=```\n)", re.DOTALL)
 NUMBER = re.compile(r"\b[0-9a-f]{16}\b|\d+(?:\.\d+)?(?:e[-+]?\d+)?")
