@@ -94,7 +94,9 @@ class Installation(unittest.TestCase):
                 self.assertEqual(printed[name], printed["find_package"])
                 dynamic = run("readelf", "-d", program)
                 self.assertEqual("[libddp_cpp.so.0]" in dynamic, "static" not in name)
+                self.assertRegex(run("nm", program), "B ddp_mask_at_start")
         self.assertIn(str(self.prefix / "lib/libddp_cpp.so.0"), run("ldd", programs["find_package"], **self.run_time))
+        self.assertIn("[$ORIGIN/../lib:", run("readelf", "-d", static / "prefix/bin/01_single_gpu"))
 
     def test_the_shared_library_has_only_its_own_symbols(self):
         library = self.prefix / "lib/libddp_cpp.so.0"
@@ -137,6 +139,8 @@ class Installation(unittest.TestCase):
         self.assertFalse((self.folder / "defaults/ddp_cpp/tests").exists())
         installing = [path for path in (self.folder / "defaults").rglob("cmake_install.cmake") if "file(INSTALL" in path.read_text()]
         self.assertEqual(installing, [])
+        with self.assertRaisesRegex(AssertionError, "got \"/none\""):
+            self.configure("outer", "defaults", "-DLIBTORCH=/none")
 
 
 if __name__ == "__main__":
