@@ -10,7 +10,6 @@
 if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
   set(LIBTORCH "$ENV{LIBTORCH}")
 endif()
-set(LIBTORCH "${LIBTORCH}" CACHE PATH "LibTorch to use instead of the wheel in .venv")
 
 set(_libtorch_roots "${LIBTORCH}")
 set(_libtorch_elsewhere NO_DEFAULT_PATH)
