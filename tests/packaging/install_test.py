@@ -58,7 +58,7 @@ class Installation(unittest.TestCase):
         cls.write("outer/CMakeLists.txt", OUTER)
         cls.write("linked/CMakeLists.txt", LINKED)
         # The machines that run programs have CUDA's libraries, which LibTorch's own needs.
-        cls.run_time = {"LD_LIBRARY_PATH": ":".join(map(str, libtorch.parent.glob("nvidia/*/lib")))}
+        cls.run_time = {"LD_LIBRARY_PATH": ":".join(map(str, libtorch.resolve().parent.glob("nvidia/*/lib")))}
         cls.configure("outer", "build", f"-DCMAKE_PREFIX_PATH={config.parents[1]}", "-DBUILD_SHARED_LIBS=ON", "-DDDP_INSTALL=ON", "-DDDP_MPI=OFF", "-DDDP_CUDA=OFF",
                       f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", "-DCMAKE_INSTALL_LIBDIR=lib", "-DCMAKE_CXX_FLAGS=-O0")
         run(cls.cmake, "--build", cls.folder / "build")
@@ -84,6 +84,7 @@ class Installation(unittest.TestCase):
         programs = {"add_subdirectory": outer, "find_package": self.folder / "link/linked"}
         self.configure("linked", "link", f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DOBJECT={objects[0]}")
         run(self.cmake, "--build", self.folder / "link")
+        self.assertNotIn("LIBTORCH", (self.folder / "link/CMakeCache.txt").read_text())
         for name, object_, prefix in ("pkg-config", objects[0], self.prefix), ("pkg-config static", objects[1], static / "prefix"):
             programs[name] = self.folder / name
             run("c++", object_, "-o", programs[name], *self.pkg_config(prefix, "--libs"))
