@@ -68,10 +68,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   target_link_options(LibTorch::cpu INTERFACE -Wl,--disable-new-dtags)
 
   get_filename_component(LibTorch_LIB_DIR "${LibTorch_CPU_LIBRARY}" DIRECTORY)
-  get_filename_component(_site_packages "${LibTorch_LIB_DIR}/../.." ABSOLUTE)
   find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS "${LibTorch_LIB_DIR}" NO_DEFAULT_PATH NO_CACHE)
   find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS "${LibTorch_LIB_DIR}" NO_DEFAULT_PATH NO_CACHE)
-  file(GLOB _nvidia_wheels "${_site_packages}/nvidia/*/include")
+  file(GLOB _nvidia_wheels "${LibTorch_LIB_DIR}/../../nvidia/*/include")
   # The runtime's headers include headers of two other packages, the compiler's and CCCL's.
   set(_parts CUDA CUDA_CRT CUDA_CCCL NCCL)
   set(_headers cuda_runtime_api.h crt/host_config.h nv/target nccl.h)
