@@ -1,4 +1,4 @@
-// common/device/mask_at_start.cpp - the cores that this process was given. OpenMP's library binds
+// common/mask_at_start.cpp - the cores that this process was given. OpenMP's library binds
 // the first thread to one core before main(), if variables such as OMP_PROC_BIND say so.
 #include <sched.h>
 #include <sys/syscall.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The tools on machines that differ: variables of a user's shell, limits of control groups, a broken ccache; and the tool that breaks lines.
 
-usage: tools_test.py CMAKE LIBTORCH
+usage: tools_test.py CMAKE
 """
 
 import os
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from support.scratch import Scratch  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CMAKE, LIBTORCH = sys.argv.pop(1), sys.argv.pop(1)
+CMAKE = sys.argv.pop(1)
 
 
 def functions(*names):  # of tools/setup.sh
@@ -112,13 +112,6 @@ class Tools(Scratch):
         for environment in {"PATH": path, "BROKEN": "1"}, {"CCACHE_DIR": "/dev/null/a"}, {"CCACHE_TEMPDIR": "/dev/null/a"}, {"CCACHE_CONFIGPATH": f"{self.folder}/conf"}, {"CCACHE_DIR": "/proc/1"}:
             shutil.rmtree(self.folder / "build")
             self.assertRegex(self.configure(**environment), r"(?s)ccache: not used, got .*launcher: \[\]", environment)
-
-    def test_a_project_around_this_one_uses_the_installed_names(self):
-        names = " ".join(f"ddp_cpp::{name}" for name in ("parallel", "model", "data", "backends", "shm", "launch", "device", "meet", "base", "fmt"))
-        self.write("mine.cpp", "int main() {}\n")
-        self.write("CMakeLists.txt", f"cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES C CXX)\nadd_subdirectory({ROOT} ddp EXCLUDE_FROM_ALL)\n"
-                                     f"add_executable(mine mine.cpp)\ntarget_link_libraries(mine PRIVATE {names})\n")
-        self.configure(LIBTORCH=LIBTORCH)
 
     def configure(self, **environment):
         done = self.run_here(CMAKE, "-S", ".", "-B", "build", "-DBUILD_TESTING=OFF", **environment)
