@@ -1,6 +1,6 @@
-#include <iterator>
-
 #include "bench/catalog.hpp"
+
+#include <iterator>
 
 #include "bench/launchers.hpp"
 #include "bench/tables.hpp"

@@ -2,8 +2,9 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-// LibTorch ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, which are empty in this
-// build. Declarations do, because c10d holds Gloo's types only behind pointers: make none of them.
+// LibTorch ships ProcessGroupGloo.hpp without the gloo/*.h that it includes, which are empty in
+// this build. Declarations do, because c10d holds Gloo's types only behind pointers: make none of
+// them.
 #include <chrono>
 #include <memory>
 #include <string>

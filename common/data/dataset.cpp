@@ -35,7 +35,8 @@ std::string find_published(const std::string& data_dir, const PublishedFile& fil
   std::vector<std::string> folders = {data_dir};
   if (data_dir.empty()) {
     const fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
-    folders = {bin.parent_path() / "share/ddp_cpp", "/usr/share/datasets/fashion-mnist", DDP_DATA_DIR};
+    folders = {bin.parent_path() / "share/ddp_cpp", "/usr/share/datasets/fashion-mnist",
+               DDP_DATA_DIR};
   }
   for (const std::string& folder : folders) {
     for (const char* const suffix : {".gz", ""}) {
