@@ -55,8 +55,6 @@ std::vector<PlanRow> rows_of_the_plan() {
     {"tensorflow", "mirrored", kSeveral, kEach,     kRepeated, "",    "", "tensorflow", kReplicas, false},
     {"jax",        "jit",      kThreads, kEach,     kRepeated, "",    "", "jax",        kAlone,    false},
     {"jax",        "jit",      kSeveral, kEach,     kRepeated, "",    "", "jax",        kReplicas, false},
-    {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, kGloo, "", "c10d",       kSpawn,    true, false},
-    {"c10d",       "reducer",  kSeveral, kEach,     kRepeated, "",    "", "c10d",       kSpawn,    true, false},
     // Beside frameworks over Gloo, and beside JAX's compiled step.
     {"03_ddp_spawn", "main",  kSeveral, kEach, kRepeated, kGloo, "", "pytorch,accelerate,tensorflow,jax"},
     {"03_ddp_spawn", "compiled", kLargest, kEach, kRepeated, kShm, "", "jax", kSpawn, false},
@@ -84,7 +82,6 @@ const std::vector<PlanRow>& known_rows() {
       }
       for (PlanRow& row : own) {
         row.launch = LaunchKind(std::ranges::find(launches, cells.at(2)) - launches.begin());
-        row.is_python = false;
         row.lacks = cell_parts(cells.at(4));
         if (row.has("bench")) {
           rows.push_back(row);

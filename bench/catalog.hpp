@@ -60,16 +60,13 @@ struct PlanRow {
   std::string peers = "";  ///< takes part with one of these --peers; empty: always
   LaunchKind launch = LaunchKind::kAlone;  ///< of stages by stages.list
   bool on_gpus = true;
-  bool is_python = true;  ///< of a peer: false if it is built with the stages
   std::vector<std::string> lacks = {};  ///< words of stages.list
   std::string command = "";  ///< of --program, which has no row in the table
 
-  /// True for another framework's program. See bench/peers/README.md.
+  /// True for another framework's program, in Python. See bench/peers/README.md.
   bool is_peer() const { return peers == stage; }
   bool has(const std::string& word) const { return !contains(lacks, word); }
   std::string program() const { return variant == "main" ? stage : stage + "_" + variant; }
-  /// Its file beside the other programs; Python has none.
-  std::string file() const { return is_peer() ? "peer_" + stage : program(); }
   /// True if `word` is the program's name or the number of its stage. A number does not
   /// select programs without autograd, because their step differs.
   bool is_named(const std::string& word) const {

@@ -65,7 +65,7 @@ Length timed_length(const PlannedRun& planned, const Settings& settings) {
 std::vector<std::string> launcher_command(const PlannedRun& planned, const Plan& plan) {
   const Run& run = planned.run;
   const Starter& starter = find_starter(run.launcher);
-  const bool starts_itself = !planned.is_program() && !planned.row.is_python;
+  const bool starts_itself = !planned.is_program() && !planned.row.is_peer();
   if (starter.command == nullptr || (starter.starts == LaunchKind::kSpawn && starts_itself)) {
     return {};
   }
@@ -94,17 +94,17 @@ std::string step_file(const PlannedRun& planned, const Settings& settings) {
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder) {
   const Run& run = planned.run;
-  const bool is_python = planned.row.is_python;
+  const bool is_peer = planned.row.is_peer();
   std::vector<std::string> argv = launcher_command(planned, plan);
   if (planned.is_program()) {
     argv.insert(argv.end(), {"/bin/sh", "-c", script_of(planned)});
     return argv;
   }
-  if (is_python) {
+  if (is_peer) {
     const std::string script = plan.settings.peers_dir + "/" + run.stage + ".py";
     argv.insert(argv.end(), {plan.pythons.at(run.stage), script, "--variant", run.variant});
   } else {
-    argv.push_back(plan.settings.stage_dir + "/" + planned.row.file());
+    argv.push_back(plan.settings.stage_dir + "/" + planned.row.program());
   }
   // Saves only at the end, because training is measured.
   add_words(argv, "{0} {0} --global-batch {1} --layers {2} --dataset-size {3}", length.epochs,
@@ -113,12 +113,12 @@ std::vector<std::string> command_line(const PlannedRun& planned, const Plan& pla
     argv.insert(argv.end(), {"--step", step_file(planned, plan.settings)});
   }
   if (planned.row.launch == LaunchKind::kReplicas ||
-      (planned.row.launch == LaunchKind::kSpawn && !is_python)) {
+      (planned.row.launch == LaunchKind::kSpawn && !is_peer)) {
     add_words(argv, "--nprocs {}", run.world_size);
   }
   add_words(argv, "--threads {} --seed {} --device {}", run.threads, plan.settings.seed,
             run.device);
-  if (!is_python) {
+  if (!is_peer) {
     add_words(argv, "--quiet --resume never --snapshot");
     argv.push_back(folder + "/snapshot.safetensors");
   }

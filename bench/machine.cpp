@@ -172,8 +172,7 @@ void compile_steps(Plan& plan, Session& session) {
                    .timeout_s = kInstallTimeoutSeconds},
                   session);
     if (result.ok()) {
-      session.progress.note(
-          fmt::format("it took {:.0f} s, which no step counts", result.seconds));
+      session.progress.note(fmt::format("it took {:.0f} s, which no step counts", result.seconds));
     } else {
       failed.push_back(file);
       plan.not_run.push_back({planned.run.model + "/" + planned.row.program(), result.failure()});
@@ -188,7 +187,6 @@ std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& pee
   fs::path source = fs::path(peers_dir) / ".." / ".." / run.stage / (run.variant + ".cpp");
   if (run.kind == "peer") {
     source = fs::path(peers_dir) / (run.stage + ".py");
-    source = fs::exists(source) ? source : source.replace_extension(".cpp");
   }
   const bool python = source.extension() == ".py";
   const std::string comment = python ? "#" : "//";

@@ -228,15 +228,15 @@ void expand(const PlanRow& row, const Work& work, Plan& plan) {
     return;
   }
   const bool is_excluded = !row.on_gpus && !settings.on_cpu();
-  if (is_excluded || (!row.is_python && !has_program(settings, row.file()))) {
-    const std::string what = is_excluded ? row.peers : row.is_peer() ? row.stage : row.program();
+  if (is_excluded || (!row.is_peer() && !has_program(settings, row.program()))) {
+    const std::string what = is_excluded ? row.peers : row.program();
     if (std::ranges::find(plan.not_run, what, &NotRun::what) == plan.not_run.end()) {
       plan.not_run.push_back(
           {what, is_excluded ? "it takes part on CPUs only" : "it is not built"});
     }
     return;
   }
-  if (row.is_python) {
+  if (row.is_peer()) {
     plan.pythons[row.stage] = "python3";  // until install_peers() finds it
   }
   std::vector<int> sizes = {row.sizes == Sizes::kOne ? 1 : work.largest()};
@@ -279,7 +279,6 @@ void add_programs(Work work, Plan& plan) {
     const PlanRow row = {.stage = label_of(command),
                          .variant = "main",
                          .launch = LaunchKind::kLauncher,
-                         .is_python = false,
                          .lacks = {"pieces", "no-communication"},
                          .command = command};
     work.model = {.name = fmt::format("P{}", ++number), .layers = {}};

@@ -24,7 +24,7 @@ std::string shown_command(const PlannedRun& planned, const Plan& plan) {
     }
   }
   std::string line = shell_line(argv);
-  if (planned.row.is_python) {
+  if (planned.row.is_peer()) {
     const std::string& python = plan.pythons.at(planned.run.stage);
     line.replace(
         line.find(python), python.size(),

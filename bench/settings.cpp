@@ -83,18 +83,14 @@ void add_what_is_compared(OptionGroup group, Settings& settings) {
   add_names(group, "--scaling", settings.scaling, {"weak", "strong"},
             "weak: the model's batch per rank; strong: the same global\n"
             "batch at all world sizes (default: weak)");
-  std::vector<std::string> installed, built;  // peers, in the order of their rows
+  std::vector<std::string> peers;
   for (const PlanRow& row : known_rows()) {
-    if (auto& names = row.is_python ? installed : built;
-        row.is_peer() && !contains(names, row.stage)) {
-      names.push_back(row.stage);
+    if (row.is_peer() && !contains(peers, row.stage)) {
+      peers.push_back(row.stage);
     }
   }
-  const std::string help =
-      fmt::format("{} (installed at first use),\n{} (PyTorch's engine in our loop)",
-                  fmt::join(installed, ", "), fmt::join(built, ", "));
-  installed.insert(installed.end(), built.begin(), built.end());
-  add_names(group, "--peers", settings.peers, installed, help);
+  add_names(group, "--peers", settings.peers, peers,
+            fmt::format("{} (installed at first use)", fmt::join(peers, ", ")));
   const auto add_program = [&settings](const std::string& name, const std::string& command) {
     if (command.find_first_not_of(" \t\n") == std::string::npos) {
       refuse("{}: got {}, expected a command", name, quote(command));

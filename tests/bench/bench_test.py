@@ -38,7 +38,7 @@ class Fakes(Scratch):
         for folder in (self.bin, self.path, self.tmp, self.peers):
             folder.mkdir(parents=True)
         self.script("tools/compile_step", 'for last; do :; done; echo "compile_step $*" >>bin/CALLS; : >"$last"; : >"${last%.pt2}.safetensors"')
-        for name in [*STAGES, "bench_micro", "peer_c10d"]:
+        for name in [*STAGES, "bench_micro"]:
             self.install(self.bin / name)
         (self.path / "python3").symlink_to(sys.executable)
         self.environment = {"PATH": str(self.path), "TMPDIR": str(self.tmp), "RANK": "7", "WORLD_SIZE": "9"}
@@ -230,22 +230,21 @@ class Measuring(Fakes):
             self.install(self.peers / f"{name}.py")
         (self.peers / "jax.py.behaviour").write_text("moved = moved if '--nprocs' in arguments else 0.6")
         scaling = self.measure(*SMALL[:4], "--steps", "20", "--stages", "01", "--repetitions", "1", "--peers",
-                               "pytorch,accelerate,tensorflow,jax,c10d", code=1)
+                               "pytorch,accelerate,tensorflow,jax", code=1)
         rows = {(run["stage"], run["variant"], run["launcher"], run["backend"], run["world_size"], run["threads"], run["global_batch"])
                 for run in scaling["runs"] if run["kind"] == "peer"}
         self.assertEqual(rows, {
             ("pytorch", "tuned", "spawn", "gloo", 2, 1, 64), ("pytorch", "tuned", "spawn", "shm", 2, 1, 64),
             ("pytorch", "tuned", "none", "none", 1, 2, 64), ("pytorch", "compiled", "spawn", "gloo", 2, 1, 64),
             ("accelerate", "ddp", "spawn", "gloo", 2, 1, 64), ("tensorflow", "mirrored", "none", "none", 2, 1, 64),
-            ("jax", "jit", "none", "none", 1, 2, 64), ("jax", "jit", "none", "none", 2, 1, 64),
-            ("c10d", "reducer", "spawn", "gloo", 2, 1, 64), ("c10d", "reducer", "spawn", "shm", 2, 1, 64)})
+            ("jax", "jit", "none", "none", 1, 2, 64), ("jax", "jit", "none", "none", 2, 1, 64)})
         self.assertEqual([(run["variant"], run["threads"]) for run in scaling["runs"] if run["error"]], [("jit", 2)])
         self.assertTrue(run_of(scaling, "03_ddp_spawn", 2, backend="gloo")["parity"]["ok"])  # the same transport
         for variant in "fused", "compiled":  # beside JAX
             self.assertEqual(run_of(scaling, "03_ddp_spawn", 2, variant=variant, backend="shm")["pieces_ms"]["forward"], None)
             self.assertEqual(len(self.calls(f"03_ddp_spawn_{variant} ")), 2)
-        (self.bin / "peer_c10d").chmod(0o644)
-        self.assertIn("Not run: c10d (it is not built)", self.run_bench("--dry-run", "--peers", "c10d").stdout)
+        (self.bin / "03_ddp_spawn_fused").chmod(0o644)
+        self.assertIn("Not run: 03_ddp_spawn_fused (it is not built)", self.run_bench("--dry-run").stdout)
         (self.peers / "no_network").touch()
         self.assertIn("no network", self.run_bench(*SMALL, "--peers", "jax").stderr)
 

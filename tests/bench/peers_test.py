@@ -28,7 +28,6 @@ from support.scratch import check, run_cases  # noqa: E402
 
 BIN_DIR, SOURCE_DIR = map(pathlib.Path, sys.argv[1:3])
 PEERS = SOURCE_DIR / "bench" / "peers"
-REDUCER = [str(BIN_DIR / "peer_c10d")]
 
 
 def peer(name, python=sys.executable):
@@ -57,11 +56,6 @@ def arguments(workload, folder):
             "--threads", "1", "--device", "cpu", "--metrics", f"{folder}/metrics"]
 
 
-def without_snapshot(folder):
-    """Further options of bench for the stages and peer_c10d."""
-    return ["--quiet", "--resume", "never", "--snapshot", f"{folder}/snapshot"]
-
-
 def read_metrics(folder):
     lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics").read_text().splitlines()]
     check("summary" in lines[-1], "the last line is no summary")
@@ -72,7 +66,7 @@ def read_metrics(folder):
 def stage_run(workload):
     """@return losses of the steps, and summary, of stage 01"""
     with tempfile.TemporaryDirectory() as folder:
-        result = run(BIN_DIR / "01_single_gpu", *arguments(workload, folder), *without_snapshot(folder))
+        result = run(BIN_DIR / "01_single_gpu", *arguments(workload, folder), "--quiet", "--resume", "never", "--snapshot", f"{folder}/snapshot")
         check(result.returncode == 0, f"01_single_gpu failed: {result.stderr}")
         rows, summary = read_metrics(folder)
         return [row["loss"] for row in rows], summary
@@ -106,10 +100,9 @@ def check_parity(program, variant, workload, processes, *options, chatty=False, 
     has_replicas = variant in ("mirrored", "jit")
     ranks = 1 if has_replicas else processes
     with tempfile.TemporaryDirectory() as folder:
-        own = without_snapshot(folder) if variant == "reducer" else ["--variant", variant]
-        own += ["--nprocs", str(processes)] if has_replicas or program is REDUCER else []
+        own = ["--variant", variant, *(["--nprocs", str(processes)] if has_replicas else [])]
         metrics = {"DDP_METRICS": f"{folder}/metrics"} if launched else {}
-        started = [] if launched or has_replicas or program is REDUCER or processes == 1 else [*START, str(processes)]
+        started = [] if launched or has_replicas or processes == 1 else [*START, str(processes)]
         result = run(*started, *program, *arguments(workload, folder)[:-2 if metrics else None], *own, *options, cwd=folder,
                      env={**os.environ, "DDP_PYTHON_DIR": str(BIN_DIR.parent / "python"), **metrics})
         check(result.returncode == 0, f"exit code {result.returncode}: {result.stderr}")
@@ -118,7 +111,7 @@ def check_parity(program, variant, workload, processes, *options, chatty=False, 
     difference = abs(summary["moved"] - stage["moved"]) / stage["moved"]
     check(difference <= TOLERANCE, f"moved {summary['moved']}, which differs by {difference:.2e}")
     check_metrics(rows, summary, stage, ranks)
-    check(variant == "reducer" or sum(row["samples"] for row in rows) == EPOCHS * int(WORKLOADS[workload][3]), "wrong numbers of samples")
+    check(sum(row["samples"] for row in rows) == EPOCHS * int(WORKLOADS[workload][3]), "wrong numbers of samples")
     for step, expected in enumerate(of_steps):
         mean = statistics.mean(row["loss"] for row in rows if row["step"] == step)
         check(is_close(mean, expected), f"step {step} has loss {mean}, expected {expected}")
@@ -298,8 +291,6 @@ def project_cases():
     yield parity(PYTORCH, "tuned", "T", 1)
     yield parity([*TORCHRUN, "2", PYTORCH[-1]], "tuned", "S", 2, chatty=True, launched=True)
     yield "step_log.py", check_step_log
-    yield parity(REDUCER, "reducer", "T", 2, "--backend", "gloo")
-    yield parity(REDUCER, "reducer", "S", 4, "--backend", "shm")
     yield "the weights diverge", check_diverging_weights
     yield "the ranks' weights differ", check_unequal_weights
 

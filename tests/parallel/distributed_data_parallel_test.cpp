@@ -12,12 +12,12 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <atomic>
 #include <random>
 #include <sstream>
 
-#include "bench/peers/reducer.hpp"
 #include "common/base/exit_codes.hpp"
 #include "common/model/flat_parameters.hpp"
 #include "common/parallel/sync_batch_norm.hpp"
@@ -189,6 +189,23 @@ bool close(const torch::Tensor& a, const torch::Tensor& b, double tolerance) {
   return torch::allclose(a, b, /*rtol=*/0, tolerance);
 }
 
+/// c10d::Reducer as torch.nn.parallel.DistributedDataParallel makes it, with unused parameters.
+std::unique_ptr<c10d::Reducer> make_reducer(const torch::nn::Module& module,
+                                            const ProcessGroup& group) {
+  constexpr int64_t kFirstBucketBytes = 1 << 20, kBucketBytes = 25 << 20;
+  std::vector<torch::Tensor> parameters = ddp::trainable_parameters(module);
+  auto buckets = std::get<0>(
+      c10d::compute_bucket_assignment_by_size(parameters, {kFirstBucketBytes, kBucketBytes}));
+  std::ranges::reverse(buckets);  // backward produces the last gradients first
+  std::vector<bool> sparse(parameters.size(), false);
+  return std::make_unique<c10d::Reducer>(
+      std::move(parameters), std::move(buckets), group.c10d_group(), std::move(sparse),
+      kBucketBytes, /*find_unused_parameters=*/true, /*gradient_as_bucket_view=*/true,
+      /*param_names=*/std::unordered_map<size_t, std::string>{}, kFirstBucketBytes,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
+}
+
 /// Runs `body` on ranks. @return the tensor of each rank
 std::vector<torch::Tensor> of_ranks(int world_size, const std::string& backend, const auto& body) {
   std::vector<torch::Tensor> results(static_cast<size_t>(world_size));
@@ -279,11 +296,11 @@ TEST_CASE("gradients are those of c10d::Reducer, gradients and weights those of 
     }
     const auto theirs = of_ranks(world_size, backend, [&](ProcessGroup& group) {
       RandomModel model = make_model(seed);
-      ddp::ReducerPeer reducer(*model, group, /*find_unused_parameters=*/true);
+      const auto reducer = make_reducer(*model, group);
       for (int m = 0; m < micro_batches; ++m) {
         const torch::Tensor loss = loss_of(*model, model->in_features, /*step=*/0, group.rank(), m);
         if (m + 1 == micro_batches) {
-          reducer.prepare_for_backward({loss});
+          reducer->prepare_for_backward({loss});
         }
         loss.backward();
       }
