@@ -19,23 +19,17 @@ endif()
 
 # Warnings are a target that our own code links, not global, so they do not apply to system headers.
 add_library(ddp_warnings INTERFACE)
+# Errors are off for users, because other compilers may have other warnings; on in continuous integration.
+option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" $ENV{CI})
 if(PROJECT_IS_TOP_LEVEL)
   target_compile_options(ddp_warnings INTERFACE
-    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual
+    $<$<BOOL:${DDP_WARNINGS_AS_ERRORS}>:-Werror>)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # A class may have members of types from its own source file, which the first forbids in unity builds. g++ 12 warns by the second about
   # overlapping copies in any `"literal" + std::string` (GCC bug 105651).
   target_compile_options(ddp_warnings INTERFACE -Wno-subobject-linkage $<$<VERSION_LESS:${CMAKE_CXX_COMPILER_VERSION},13>:-Wno-restrict>)
-endif()
-# Off for users, because other compilers may have other warnings; on in continuous integration.
-set(warnings_as_errors OFF)
-if(PROJECT_IS_TOP_LEVEL AND DEFINED ENV{CI})
-  set(warnings_as_errors ON)
-endif()
-option(DDP_WARNINGS_AS_ERRORS "Treat warnings as errors" ${warnings_as_errors})
-if(DDP_WARNINGS_AS_ERRORS)
-  target_compile_options(ddp_warnings INTERFACE -Werror)
 endif()
 
 function(add_stage program source)
