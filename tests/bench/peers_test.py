@@ -145,7 +145,6 @@ def check_bad_arguments():
         check_one_line(run(*PYTORCH, *line.split(), env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}), 2, *words)
     check_one_line(run(*PYTORCH, "1", "1", "--backend", "shm", env=os.environ | {"DDP_PYTHON_DIR": "/"}), 2, "ddp_cpp", "--target ddp_python")
     check_one_line(run("bash", "-c", f"exec {shlex.join(PYTORCH)} 1 1 >/dev/full"), 1, "No space left")
-    check_one_line(run(*PYTORCH, "1", "1", "--metrics", "/no/such/m"), 1, "--metrics: cannot write /no/such/m")
     for name in ("accelerate", "tensorflow", "jax"):  # the project's own environment has only torch
         check_one_line(run(*peer(name), "1", "1"), 2, f"has no {name}", f"bench/peers/install.sh {name}", name=name)
     for words, *parts in (["--device", "cuda"], "--device", "cuda"), (["--nprocs", "2", "--global-batch", "33"], "33", "multiple of 2"):
