@@ -77,17 +77,15 @@ class Recipes(Scratch):
         self.assertIn("build_shared_libs", self.eb)
         self.assertEqual({texts[0] for texts in self.calls["define"] + self.calls["define_from_variant"]}, options)
         self.assertEqual({option for option in options if not re.search(rf"\b{option}\b", CMAKE)}, set())
+        variants = {texts[0] for texts in self.calls["variant"]}
+        self.assertEqual(variants, {texts[1] for texts in self.calls["define_from_variant"]})
+        self.assertLessEqual(set(re.findall(r'(?:when=|satisfies\()"[+~](\w+)"', self.spack_text)), variants)
 
     def test_dependencies(self):
         self.assertEqual(set(re.findall(r"find_(?:package|dependency)\((\w+)", CMAKE)), set(PACKAGES))
         spack, easybuild = (set(names) - {""} for names in zip(*PACKAGES.values()))
         self.assertEqual({re.match(r"[\w-]+", texts[0])[0] for texts in self.calls["depends_on"]}, spack | TOOLS[0])
         self.assertEqual({name for name, _ in self.eb["builddependencies"] + self.eb["dependencies"]}, easybuild | TOOLS[1])
-
-    def test_spack_variants(self):
-        variants = {texts[0] for texts in self.calls["variant"]}
-        self.assertEqual(variants, {texts[1] for texts in self.calls["define_from_variant"]})
-        self.assertLessEqual(set(re.findall(r'(?:when=|satisfies\()"[+~](\w+)"', self.spack_text)), variants)
 
 
 if __name__ == "__main__":
