@@ -184,11 +184,10 @@ void compile_steps(Plan& plan, Session& session) {
 }
 
 std::optional<std::int64_t> lines_of_code(const Run& run, const std::string& peers_dir) {
-  fs::path source = fs::path(peers_dir) / ".." / ".." / run.stage / (run.variant + ".cpp");
-  if (run.kind == "peer") {
-    source = fs::path(peers_dir) / (run.stage + ".py");
-  }
-  const bool python = source.extension() == ".py";
+  const fs::path peers = peers_dir;
+  const bool python = run.kind == "peer";
+  const fs::path source =
+      python ? peers / (run.stage + ".py") : peers / "../.." / run.stage / (run.variant + ".cpp");
   const std::string comment = python ? "#" : "//";
   std::optional<std::int64_t> lines;
   bool in_docstring = false;
