@@ -62,10 +62,9 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   target_compile_definitions(LibTorch::cpu INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
   target_link_libraries(LibTorch::cpu INTERFACE "${LibTorch_CPU_LIBRARY}" "${LibTorch_C10_LIBRARY}")
   target_compile_features(LibTorch::cpu INTERFACE cxx_std_20)
-  # LibTorch's own libraries may need libraries which only the machines that run programs have, such as CUDA's.
-  target_link_options(LibTorch::cpu INTERFACE -Wl,--allow-shlib-undefined)
-  # DT_RPATH goes before LD_LIBRARY_PATH, where another LibTorch may be, of another version.
-  target_link_options(LibTorch::cpu INTERFACE -Wl,--disable-new-dtags)
+  # LibTorch's own libraries may need libraries which only the machines that run programs have, such as CUDA's. DT_RPATH goes before
+  # LD_LIBRARY_PATH, where another LibTorch may be, of another version.
+  target_link_options(LibTorch::cpu INTERFACE -Wl,--allow-shlib-undefined -Wl,--disable-new-dtags)
 
   get_filename_component(LibTorch_LIB_DIR "${LibTorch_CPU_LIBRARY}" DIRECTORY)
   find_library(LibTorch_CUDA_LIBRARY torch_cuda HINTS "${LibTorch_LIB_DIR}" NO_DEFAULT_PATH NO_CACHE)
