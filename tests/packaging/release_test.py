@@ -4,7 +4,6 @@
 usage: release_test.py FOLDER        cffconvert is installed there once, because pip refuses it beside check-jsonschema
 """
 
-import json
 import os
 import pathlib
 import re
@@ -40,6 +39,7 @@ class Release(unittest.TestCase):
         self.assertIn(f"(c) 2026, {citation['authors'][0]['name']}\n", text("LICENSE"))
 
     def test_files_have_the_schemas_of_their_readers(self):
+        self.assertIn("\n      - run: .ci/run\n", text(".github/workflows/ci.yml"))
         for schema, folder in ("github-workflows", "workflows"), ("github-issue-forms", "ISSUE_TEMPLATE"):
             self.passes("-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *(ROOT / ".github" / folder).iterdir())
         if not CFFCONVERT.is_dir():
@@ -48,14 +48,6 @@ class Release(unittest.TestCase):
                         "--target", new, "cffconvert==2.0.0", "pykwalify==1.8.0")
             new.rename(CFFCONVERT)
         self.passes(CFFCONVERT / "bin/cffconvert", "--validate", PYTHONPATH=f"{CFFCONVERT}")
-
-    def test_workflow_and_container_run_what_stands_here(self):
-        job = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"]["tests"]
-        container = json.loads(text(".devcontainer/devcontainer.json"))
-        self.assertIn(".ci/run", [step.get("run") for step in job["steps"]])
-        self.assertEqual(job["container"]["image"], container["image"])
-        self.assertTrue(os.access(ROOT / container["postCreateCommand"].split()[0], os.X_OK))
-        self.assertIn("`build/bin/ddp-env --json`", text(".github/ISSUE_TEMPLATE/bug.yml"))
 
     def test_a_kind_stands_in_the_files_that_contributing_names(self):
         rows = re.findall(r"^\| (\w+) \|([^|]+)\|([^|]+)\|$", text("CONTRIBUTING.md"), re.MULTILINE)
