@@ -24,8 +24,7 @@ VERSION = re.search(r"project\(ddp_cpp VERSION (\S+)", CMAKE)[1]
 PACKAGES = {"LibTorch": ("py-torch", "PyTorch"), "CLI11": ("cli11", "CLI11"), "nlohmann_json": ("nlohmann-json", "nlohmann_json"),
             "fmt": ("fmt", "fmt"), "ZLIB": ("zlib-api", "zlib"), "benchmark": ("benchmark", "googlebenchmark"),
             "MPI": ("mpi", ""), "Python": ("", "Python"), "Threads": ("", "")}
-# What they need without find_package().
-TOOLS = {"c", "cxx", "cmake", "xxhash"}, {"CMake", "xxHash"}
+TOOLS = {"c", "cxx", "cmake", "xxhash"}, {"CMake", "xxHash"}  # without find_package()
 
 
 class Recipes(Scratch):
