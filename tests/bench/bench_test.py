@@ -127,7 +127,7 @@ class Measuring(Fakes):
         self.addCleanup(busy.kill)
         machine = self.measure(*SMALL, "--repetitions", "1")["machine"]
         self.assertGreater(min(machine["other_cores_before"], machine["other_cores_during"]), 0.2)
-        self.assertLess(machine["other_cores_during"], 0.95)  # without bench's own programs, which have half of it
+        self.assertLess(machine["other_cores_during"], 0.99)  # without bench's own programs, which have half of it
         self.assertIn("\n" + machine["warning"][:30], self.err)  # on the screen too
 
     def test_google_s_compare_reads_two_documents(self):

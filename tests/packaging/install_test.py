@@ -17,14 +17,12 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OUTER = f"""cmake_minimum_required(VERSION 3.25)
-project(outer LANGUAGES C CXX)
+OUTER = f"""project(outer LANGUAGES C CXX)
 add_subdirectory("{ROOT}" ddp_cpp)
 add_executable(your_model "{ROOT}/docs/your_model/main.cpp")
 target_link_libraries(your_model PRIVATE ddp_cpp::parallel ddp_cpp::compiled)
 """
-LINKED = """cmake_minimum_required(VERSION 3.25)
-project(linked LANGUAGES C CXX)
+LINKED = """project(linked LANGUAGES C CXX)
 find_package(ddp_cpp 0.2 REQUIRED)
 add_executable(linked "${OBJECT}")
 target_link_libraries(linked PRIVATE ddp_cpp::parallel)
@@ -48,19 +46,18 @@ class Installation(unittest.TestCase):
         cls.folder = build_dir.resolve() / "tests/installed"
         shutil.rmtree(cls.folder, ignore_errors=True)
         cls.torch, cls.prefix = cls.folder / "torch", cls.folder / "prefix"
-        for path in (libtorch / "include").iterdir(), (libtorch / "lib").glob("*.so*"):
-            for file in path:
-                if file.name != "fmt":
-                    link = cls.torch / file.parent.name / file.name
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    link.symlink_to(file.resolve())
+        for file in {*(libtorch / "include").iterdir(), *(libtorch / "lib").glob("*.so*")} - {libtorch / "include/fmt"}:
+            link = cls.torch / file.parent.name / file.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
         config = cls.write("torch/share/cmake/Torch/TorchConfig.cmake", 'message(FATAL_ERROR "found no CUDA toolkit")\n')
-        cls.write("outer/CMakeLists.txt", OUTER)
-        cls.write("linked/CMakeLists.txt", LINKED)
+        for name, text in ("outer", OUTER), ("linked", LINKED):
+            cls.write(f"{name}/CMakeLists.txt", "cmake_minimum_required(VERSION 3.25)\n" + text)
         # The machines that run programs have CUDA's libraries, which LibTorch's own needs.
         cls.run_time = {"LD_LIBRARY_PATH": ":".join(map(str, libtorch.resolve().parent.glob("nvidia/*/lib")))}
-        cls.configure("outer", "build", f"-DCMAKE_PREFIX_PATH={config.parents[1]}", "-DBUILD_SHARED_LIBS=ON", "-DDDP_INSTALL=ON", "-DDDP_MPI=OFF", "-DDDP_CUDA=OFF",
-                      f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", "-DCMAKE_INSTALL_LIBDIR=lib", "-DCMAKE_CXX_FLAGS=-O0")
+        cls.configure("outer", "build", f"-DCMAKE_PREFIX_PATH={config.parents[1]}", "-DCMAKE_CXX_FLAGS=-O0",
+                      f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", "-DCMAKE_INSTALL_LIBDIR=lib",
+                      "-DBUILD_SHARED_LIBS=ON", "-DDDP_INSTALL=ON", "-DDDP_MPI=OFF", "-DDDP_CUDA=OFF")
         run(cls.cmake, "--build", cls.folder / "build")
         run(cls.cmake, "--install", cls.folder / "build")
 
@@ -79,9 +76,9 @@ class Installation(unittest.TestCase):
         return run("pkg-config", *words, "ddp_cpp", PKG_CONFIG_PATH=str(prefix / "lib/pkgconfig")).split()
 
     def test_your_model_links_by_each_way_and_trains_alike(self):
-        outer, static = self.folder / "build/your_model", pathlib.Path(ARGUMENTS[0]) / "tests/outside"
+        static = pathlib.Path(ARGUMENTS[0]) / "tests/outside"
         objects = [next(path.rglob("main.cpp.o")) for path in (self.folder / "build/CMakeFiles", static / "build")]
-        programs = {"add_subdirectory": outer, "find_package": self.folder / "link/linked"}
+        programs = {"add_subdirectory": self.folder / "build/your_model", "find_package": self.folder / "link/linked"}
         self.configure("linked", "link", f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DOBJECT={objects[0]}")
         run(self.cmake, "--build", self.folder / "link")
         self.assertNotIn("LIBTORCH", (self.folder / "link/CMakeCache.txt").read_text())
@@ -135,11 +132,9 @@ class Installation(unittest.TestCase):
     def test_in_another_project_warnings_tests_and_installation_are_off(self):
         self.configure("outer", "defaults", f"-DCMAKE_PREFIX_PATH={self.torch}", "-DDDP_PYTHON=OFF", CI="true")
         commands = json.loads((self.folder / "defaults/compile_commands.json").read_text())
-        self.assertTrue(commands)
         self.assertEqual([command["file"] for command in commands if re.search(r"-W(all|error)\b|/0\d_", command["command"])], [])
         self.assertFalse((self.folder / "defaults/ddp_cpp/tests").exists())
-        installing = [path for path in (self.folder / "defaults").rglob("cmake_install.cmake") if "file(INSTALL" in path.read_text()]
-        self.assertEqual(installing, [])
+        self.assertNotIn("file(INSTALL", "".join(path.read_text() for path in (self.folder / "defaults").rglob("cmake_install.cmake")))
         with self.assertRaisesRegex(AssertionError, "got \"/none\""):
             self.configure("outer", "defaults", "-DLIBTORCH=/none")
 
