@@ -33,11 +33,11 @@ struct TrainOptions {
 /// Defaults are the official tutorial's workload: 2048 samples of 20 features, a linear layer.
 struct DataOptions {
   std::string dataset = kSynthetic;  ///< one of kDatasets, or a path of .safetensors
-  std::string data_dir;  ///< folder with the data files; empty: the installed folder
+  std::string data_dir = {};  ///< folder with the data files; empty: the installed folder
   int64_t dataset_size = 2048;  ///< training samples, synthetic only
-  std::vector<int64_t> hidden;  ///< widths of the hidden layers; empty: the dataset's default
-  std::vector<int64_t> layers;  ///< all widths, synthetic only; empty: the dataset's own shape
-  std::string step;  ///< 03_ddp_spawn_compiled: package of tools/compile_step
+  std::vector<int64_t> hidden = {};  ///< widths of the hidden layers; empty: the dataset's default
+  std::vector<int64_t> layers = {};  ///< all widths, synthetic only; empty: the dataset's own shape
+  std::string step = {};  ///< 03_ddp_spawn_compiled: package of tools/compile_step
   uint64_t seed = 42;  ///< weights, data and order; the same on every rank
 };
 
