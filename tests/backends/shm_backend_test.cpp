@@ -106,6 +106,10 @@ TEST_CASE("what it cannot do is refused in one line") {
   const std::vector<std::pair<std::function<void()>, std::string>> cases = {
       {reduce(torch::ones({2}), c10d::ReduceOp::PRODUCT),
        "Expected all_reduce with SUM, AVG, MAX or MIN, got"},
+      {reduce(torch::ones({2}, torch::kInt32), c10d::ReduceOp::AVG),
+       "Expected all_reduce of floating-point numbers, got int"},
+      {reduce(torch::ones({2}, torch::kComplexFloat), c10d::ReduceOp::MAX),
+       "Expected all_reduce of real numbers, got c10::complex<float>"},
       {reduce(torch::ones({2}).to_sparse()),
        "Expected all_reduce of a dense tensor, got SparseCPUFloatType"},
       {[&] { backend->allreduce(none, {}); }, "Expected all_reduce of 1 tensor, got 0"},

@@ -73,6 +73,16 @@ TEST_CASE("it gets this environment with changes, an empty input, no blocked sig
   CHECK(shell("pwd -P", options).out == shell("cd " + folder.path() + "; pwd -P").out);
 }
 
+TEST_CASE("at the timeout its whole group is killed, and what it said until then is kept") {
+  const CaptureResult result = shell("sleep 1000 & echo $!; wait", {}, 0.5);
+  CHECK(result.timed_out);
+  CHECK(result.signal == SIGKILL);
+  CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
+  // A program that closes its streams long before its end, and a program that ignores SIGTERM.
+  CHECK(shell("exec >&- 2>&-; sleep 1000", {}, 0.5).timed_out);
+  CHECK(shell("trap '' TERM; while :; do sleep 1; done", {}, 0.5).timed_out);
+}
+
 TEST_CASE("what is left behind in its group ends with it, also where it holds the output open") {
   for (const std::string closed : {">/dev/null 2>&1", ""}) {
     const CaptureResult result = shell("sleep 1000 " + closed + " & echo $!");

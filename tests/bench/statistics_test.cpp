@@ -1,4 +1,4 @@
-// Medians, percentiles, intervals and equal losses, also with too few values and with NaN.
+// Medians, percentiles, intervals and the parity check, also with too few values and with NaN.
 #include "bench/statistics.hpp"
 
 #include <limits>
@@ -85,6 +85,21 @@ TEST_CASE("the estimate of pairs is the median of their means, its interval that
   CHECK(ratio.ci95->low * ratio.ci95->high == Approx(1));
   for (const double bad : {kNan, kInfinity, 0.0, -1.0}) {
     CHECK_FALSE(paired_ratio({1, 2, 3, bad, 5, 6, 7}));
+  }
+}
+
+TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[statistics]") {
+  for (const auto& [moved, reference] : {std::pair(1.0, 1.0), std::pair(1.00009, 1.0),
+                                         std::pair(0.99991, 1.0), std::pair(0.0, 0.0)}) {
+    CAPTURE(moved, reference);
+    CHECK(parity_holds(moved, reference));
+  }
+  for (const auto& [moved, reference] :
+       {std::pair(1.0002, 1.0), std::pair(-1.0, 1.0), std::pair(1e-9, 0.0), std::pair(kNan, 1.0),
+        std::pair(1.0, kNan), std::pair(kNan, kNan), std::pair(kInfinity, 1.0),
+        std::pair(kInfinity, kInfinity)}) {
+    CAPTURE(moved, reference);
+    CHECK_FALSE(parity_holds(moved, reference));
   }
 }
 

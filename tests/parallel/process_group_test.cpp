@@ -888,6 +888,24 @@ TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --tim
   SUCCEED("no rank threw");
 }
 
+TEST_CASE("every round of a topic has its own texts, and empty ones are texts") {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto talk = [&store](int rank) {
+    ddp::Board board(store, rank, 2, std::chrono::seconds(30));
+    const std::string own = rank == 0 ? "" : "two\nlines\n";
+    std::vector<std::vector<std::string>> rounds;
+    rounds.push_back(board.gather("topic", own));
+    rounds.push_back({board.from_rank_0("topic", own + "first")});
+    rounds.push_back(board.gather("topic", own + "again"));
+    return rounds;
+  };
+  auto other = std::async(std::launch::async, talk, 1);
+  const std::vector<std::vector<std::string>> expected = {
+      {"", "two\nlines\n"}, {"first"}, {"again", "two\nlines\nagain"}};
+  CHECK(talk(0) == expected);
+  CHECK(other.get() == expected);
+}
+
 TEST_CASE("a rank leaves when the others know that all are there") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto board_of = [&store](int rank) {

@@ -8,8 +8,10 @@ usage: slurm_scripts_test.py [TEST...]
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -120,6 +122,17 @@ class Scripts(Scratch):
         (self.stub / "changes").unlink()
         with open("/dev/full", "w") as full:  # as on a full disk
             self.assertEqual((self.start(STAGE, stderr=full, CODE="85").wait(60), self.words("changes")), (85, ["requeue 7"]))
+
+    def test_signals_are_passed_on(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            self.program(f"trap 'exit 85' {number.name[3:]}; touch ready; while :; do sleep 0.01; done", "03_ddp_spawn")
+            (self.stub / "ready").unlink(missing_ok=True)
+            with self.start("03_ddp_spawn") as process:
+                while not (self.stub / "ready").exists():
+                    self.assertIsNone(process.poll())
+                    time.sleep(0.01)
+                process.send_signal(number)
+                self.assertEqual(process.wait(60), 85)
 
     def test_the_environment_of_the_tasks(self):
         gone = dict.fromkeys(("SRUN_EXPORT_ENV", *(f"SLURM_{name}" for name in (

@@ -185,6 +185,14 @@ void check_that_a_stopped_run_goes_on(const std::string& program, int signal, in
 
 }  // namespace
 
+TEST_CASE("the parity check notices NaN and wrong weights", "[parity]") {
+  const Outcome right{1.0, "", "names", torch::ones({2}), ""};
+  CHECK(agrees(right, right));
+  CHECK_FALSE(agrees({NAN, "", "names", right.weights, ""}, right));
+  CHECK_FALSE(agrees({1.0, "", "others", right.weights, ""}, right));
+  CHECK_FALSE(agrees({1.0, "", "names", torch::tensor({1.0F, NAN}), ""}, right));
+}
+
 TEST_CASE(
     "every stage ends on stage 01's weights, and two ranks on the same bits over every backend",
     "[parity]") {

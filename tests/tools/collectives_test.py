@@ -5,6 +5,7 @@ usage: collectives_test.py PROGRAM Lab|Mpi
 """
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -104,6 +105,13 @@ class Mpi(unittest.TestCase):
         for name in OURS:
             result = run(name, "--backend", "mpi", launcher=mpirun)
             self.assertEqual((result.returncode, table(result.stdout)), (0, expected(name, 2, 2)), result.stderr)
+        # A stage through a shell, as through a container's starter: bound each to a core, and all by OpenMP to the first one.
+        bound, alike = (run(launcher=(*mpirun, "--bind-to", to, "-x", f"OMP_PROC_BIND={binds}", "sh", "-c",
+                                      '"${0%/*}/04_ddp_launcher" 1 2; exit')) for to, binds in (("core", "false"), ("none", "true")))
+        if len(os.sched_getaffinity(0)) > 1:
+            self.assertNotIn("share one core", bound.stderr)
+            self.assertIn("note: 2 ranks share one core", alike.stderr)
+        self.assertNotIn("trains alone", bound.stderr)
         result = run("all_reduce", "--nprocs", 3, launcher=mpirun)
         self.assertEqual(result.returncode, 2)
         self.assertIn("--nprocs: got 3, expected 2, what mpirun started", result.stderr)

@@ -480,6 +480,27 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
   }
 }
 
+TEST_CASE("what each value of --resume does with a snapshot that is there", "[snapshot]") {
+  const ddp::ScratchFolder folder("ddp-snapshot");
+  ddp::Options options = options_in(folder);
+  Training(options).save(5);
+  setenv("SLURM_JOB_ID", "1", 1);
+  for (const char* const restarts : {"0", "1"}) {
+    setenv("SLURM_RESTART_COUNT", restarts, 1);
+    for (const auto& [resume, expected] :
+         {std::pair("restart", 5 * std::atoi(restarts)), {"auto", 5}, {"never", 0}}) {
+      options.resume = resume;
+      auto epochs_done = std::async(std::launch::async, [&options] {
+        ddp::thread_is_a_rank = true;  // so that it reads the environment, once
+        return Training(options).load();
+      });
+      CHECK(epochs_done.get() == expected);
+    }
+  }
+  unsetenv("SLURM_JOB_ID");
+  unsetenv("SLURM_RESTART_COUNT");
+}
+
 TEST_CASE("a rank of the next test", "[.][rank]") {
   std::_Exit(ddp::run_rank([](const ddp::LaunchEnvironment& launch) {
     ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo", .timeout_seconds = 20});
