@@ -14,16 +14,13 @@
 
 namespace {
 
-using ddp::test::contains;
-using ddp::test::RunResult;
-
 /// Runs `body` on ranks, as threads, connected by make_backend(name).
 void run_backends(int world_size, const std::string& name,
                   const std::function<void(c10d::Backend& backend)>& body) {
   // c10d's flight recorder is a single object of the process and does not support ranks as threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  ddp::test::run_rank_threads(world_size, [&](int rank) {
+  run_rank_threads(world_size, [&](int rank) {
     at::init_num_threads();
     const auto backend = ddp::make_backend(
         name, store,
@@ -47,7 +44,7 @@ bool mapped_as_shared(const torch::Tensor& tensor) {
 }
 
 /// Backend in the summary of m.jsonl.
-std::string backend_used(const ddp::test::RanksByHand& ranks) {
+std::string backend_used(const RanksByHand& ranks) {
   const std::string text = ddp::read_text(ranks.folder.path() + "/m.jsonl");
   std::smatch match;
   std::regex_search(text, match, std::regex(R"re("backend":"(\w+)")re"));
@@ -63,7 +60,7 @@ TEST_CASE("every collective of every type is right, over every backend of CPUs")
     INFO(row.name << ", world size " << world_size);
     if (row.on_cpu && !row.needs_mpirun) {  // see mpi_backend_test.py
       CHECK_NOTHROW(run_backends(world_size, row.name, [](c10d::Backend& backend) {
-        TORCH_CHECK(ddp::test::check_collectives(backend) >= 150);
+        TORCH_CHECK(check_collectives(backend) >= 150);
       }));
     }
   }
@@ -79,12 +76,11 @@ TEST_CASE("a row has everything that its name needs, and no name is taken for an
         fmt::format("{}{}{} ", row.name, row.on_cpu ? "/cpu" : "", row.on_cuda ? "/cuda" : "");
     INFO(row.name);
     CHECK(&ddp::traits_of(row.name) == &row);
-    CHECK(ddp::test::message_of<ddp::UsageError>([&] {
+    CHECK(message_of<ddp::UsageError>([&] {
             ddp::resolve_backend(row.name, torch::kCPU);
           }).empty() == row.on_cpu);
-    CHECK(ddp::test::message_of<ddp::UsageError>([&] {
-            ddp::resolve_backend(row.name, gpu);
-          }).empty() == row.on_cuda);
+    CHECK(message_of<ddp::UsageError>([&] { ddp::resolve_backend(row.name, gpu); }).empty() ==
+          row.on_cuda);
   }
   CHECK(devices == "nccl/cuda gloo/cpu/cuda mpi/cpu/cuda shm/cpu ");
   CHECK(ddp::resolve_backend("auto", gpu) == "nccl");
@@ -163,7 +159,7 @@ TEST_CASE("auto is shared memory; where there is none, shm is an error and auto 
   const rlimit small{1 << 20, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
   const std::string message =
-      ddp::test::message_of<ddp::UsageError>([] { run_backends(2, "shm", [](c10d::Backend&) {}); });
+      message_of<ddp::UsageError>([] { run_backends(2, "shm", [](c10d::Backend&) {}); });
   const std::string used = used_by_auto();
   setrlimit(RLIMIT_FSIZE, &before);
   CHECK(message ==
@@ -174,7 +170,7 @@ TEST_CASE("auto is shared memory; where there is none, shm is an error and auto 
 
 TEST_CASE("a host of another name: shm is refused by both ranks, auto uses Gloo", "[stage]") {
   for (const std::string backend : {"shm", "auto"}) {
-    ddp::test::RanksByHand ranks;
+    RanksByHand ranks;
     std::ofstream(ranks.folder.path() + "/elsewhere") << "hostname elsewhere && exec \"$@\"";
     for (const int rank : {0, 1}) {
       ranks.start(rank,

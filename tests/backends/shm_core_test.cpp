@@ -17,8 +17,6 @@ namespace {
 using ddp::DType;
 using ddp::ReduceOp;
 using ddp::shm::Collectives;
-using ddp::test::contains;
-using ddp::test::run_shm_threads;
 using Bytes = std::vector<std::byte>;
 
 struct Kind {
@@ -263,7 +261,7 @@ TEST_CASE("every collective moves every element, in a random sequence as long as
   const int world_size = GENERATE(1, 2, 3, 5);
   std::vector<std::string> wrong(static_cast<size_t>(world_size));
   run_shm_threads(world_size, [&](Collectives& communicator) {
-    wrong[static_cast<size_t>(communicator.rank())] = ddp::test::run_random_collectives(
+    wrong[static_cast<size_t>(communicator.rank())] = run_random_collectives(
         communicator, 300, [&](size_t bytes) { return communicator.allocate(bytes); });
   });
   CHECK(wrong == std::vector<std::string>(wrong.size()));

@@ -14,10 +14,6 @@ namespace {
 using ddp::DType;
 using ddp::ReduceOp;
 using ddp::shm::Collectives;
-using ddp::test::contains;
-using ddp::test::ProcessOutcome;
-using ddp::test::RankBoard;
-using ddp::test::RankProcesses;
 
 /// Timeout longer than any test: if a rank ends earlier, it has noticed the fault.
 constexpr std::chrono::minutes kLong{10};
@@ -110,7 +106,7 @@ TEST_CASE("a rank that leaves ends the others, and every later call repeats the 
       const auto call = [&] { all_reduce(communicator, 3, DType::kFloat64); };
       if (communicator.rank() == 0) {
         if (tries_again) {
-          ddp::test::message_of<ddp::Error>(call);
+          message_of<ddp::Error>(call);
         }
         call();
       }

@@ -47,11 +47,11 @@ TEST_CASE("a program that cannot be run is told by its name and the reason") {
                                      {"no-such-program-anywhere", ENOENT},
                                      {"/etc/passwd", EACCES}}) {
     const std::vector<std::string> argv = {name};
-    const auto said = ddp::test::message_of<ddp::CannotRun>([&argv] { ddp::Child child(argv); });
+    const auto said = message_of<ddp::CannotRun>([&argv] { ddp::Child child(argv); });
     CHECK(said == "cannot run " + name + ": " + std::strerror(reason));
   }
   CHECK_THROWS_AS(shell("true", {.cwd = "/nonexistent"}), ddp::CannotRun);
-  CHECK(ddp::test::children_of(getpid()).empty());
+  CHECK(children_of(getpid()).empty());
 }
 
 TEST_CASE("it gets this environment with changes, an empty input, no blocked signal, our folder") {
@@ -77,7 +77,7 @@ TEST_CASE("at the timeout its whole group is killed, and what it said until then
   const CaptureResult result = shell("sleep 1000 & echo $!; wait", {}, 0.5);
   CHECK(result.timed_out);
   CHECK(result.signal == SIGKILL);
-  CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
+  CHECK(all_gone_within({std::stoi(result.out)}, 20));
   // A program that closes its streams long before its end, and a program that ignores SIGTERM.
   CHECK(shell("exec >&- 2>&-; sleep 1000", {}, 0.5).timed_out);
   CHECK(shell("trap '' TERM; while :; do sleep 1; done", {}, 0.5).timed_out);
@@ -88,7 +88,7 @@ TEST_CASE("what is left behind in its group ends with it, also where it holds th
     const CaptureResult result = shell("sleep 1000 " + closed + " & echo $!");
     CHECK(result.exit_code == 0);
     CHECK_FALSE(result.timed_out);
-    CHECK(ddp::test::all_gone_within({std::stoi(result.out)}, 20));
+    CHECK(all_gone_within({std::stoi(result.out)}, 20));
   }
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("a child is asked about without waiting, and gone with its object") {
     CHECK(getpgid(pid) == pid);
     CHECK_FALSE(child.poll());
   }
-  CHECK(ddp::test::all_gone_within({pid}, 20));
+  CHECK(all_gone_within({pid}, 20));
   ddp::Child child({"sleep", "1000"});
   child.signal(SIGTERM);
   while (!child.poll()) {

@@ -18,12 +18,9 @@ namespace {
 
 using ddp::micro::Piece;
 using ddp::micro::Ranks;
-using ddp::test::contains;
-using ddp::test::run_program;
-using ddp::test::RunResult;
 
 std::vector<std::string> command(const std::string& text) {
-  return ddp::test::words(DDP_BIN_DIR "/bench_micro " + text);
+  return words(DDP_BIN_DIR "/bench_micro " + text);
 }
 
 /// @return the benchmarks in bench_micro's output
@@ -54,8 +51,7 @@ constexpr double kMinSeconds = 0.02;
 
 /// Runs `body` on ranks, as threads.
 void on_ranks(int count, const std::function<void(const Ranks& ranks)>& body) {
-  ddp::test::run_ranks(
-      count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, group, kMinSeconds)); });
+  run_ranks(count, [&](ddp::ProcessGroup& group) { body(Ranks(torch::kCPU, group, kMinSeconds)); });
 }
 
 }  // namespace

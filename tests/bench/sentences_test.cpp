@@ -11,11 +11,6 @@
 namespace {
 
 using namespace ddp::bench;
-using ddp::test::add_repetition;
-using ddp::test::conclude;
-using ddp::test::contains;
-using ddp::test::made_up_runs;
-using ddp::test::Timed;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 

@@ -8,7 +8,6 @@
 namespace {
 
 using namespace ddp::bench;
-using ddp::test::contains;
 
 constexpr int kReports = 1000;
 constexpr int kMostFalse = kReports / 20;
@@ -72,11 +71,11 @@ Counts simulate(const World& world) {
   std::mt19937_64 engine(1);
   std::mt19937_64 noise(2);
   Counts counts;
-  const std::vector<ddp::test::Timed> runs = ddp::test::made_up_runs(kRuns);
+  const std::vector<Timed> runs = made_up_runs(kRuns);
   const std::string fastest = runs[1].run.name;
   for (int i = 0; i < kReports; ++i) {
     Report report;
-    std::ranges::transform(runs, std::back_inserter(report.runs), &ddp::test::Timed::run);
+    std::ranges::transform(runs, std::back_inserter(report.runs), &Timed::run);
     std::vector<Run*> order;
     std::ranges::transform(report.runs, std::back_inserter(order), [](Run& run) { return &run; });
     for (int block = 0; block < world.blocks; ++block) {
@@ -88,13 +87,13 @@ Counts simulate(const World& world) {
         Run& run = *order[place];
         const bool slow = world.has_slow_mode && run.is_distributed() && engine() % 6 == 0;
         const double time = block + static_cast<double>(place) / static_cast<double>(order.size());
-        ddp::test::add_repetition(
-            run, block,
-            run.cores() * std::exp(world.noise * normal(noise)) * (slow ? 2 : 1) *
-                (is_affected(run, fastest) ? world.effect : 1) * (1 + world.drift * time));
+        add_repetition(run, block,
+                       run.cores() * std::exp(world.noise * normal(noise)) * (slow ? 2 : 1) *
+                           (is_affected(run, fastest) ? world.effect : 1) *
+                           (1 + world.drift * time));
       }
     }
-    ddp::test::conclude(report);
+    conclude(report);
     const auto any = [&](const auto& holds) {
       return std::ranges::any_of(report.comparisons, holds) ? 1 : 0;
     };

@@ -42,8 +42,7 @@ struct Folder : ddp::ScratchFolder {
 
 /// Message that refuses the file. It must be one line and name the file.
 std::string refusal(const std::string& path) {
-  const auto message =
-      ddp::test::message_of<ddp::UsageError>([&] { ddp::load_dataset({.dataset = path}); });
+  const auto message = message_of<ddp::UsageError>([&] { ddp::load_dataset({.dataset = path}); });
   if (message.empty()) {
     return "loaded";
   }
@@ -282,7 +281,7 @@ TEST_CASE("safetensors headers are read or refused", "[fuzz]") {
   for (std::string line; std::getline(corpus, line); ++headers) {
     INFO(line);
     const size_t tab = line.find('\t');
-    CHECK(ddp::test::reads_header(line.substr(tab + 1)) == (line.substr(0, tab) == "read"));
+    CHECK(reads_header(line.substr(tab + 1)) == (line.substr(0, tab) == "read"));
   }
   CHECK(headers > 30);
 }

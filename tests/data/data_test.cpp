@@ -132,11 +132,11 @@ TEST_CASE("a batch takes no memory, and one that was overwritten has no gradient
   ddp::RandomSampler sampler(64, /*seed=*/1);
   ddp::DataLoader loader(samples, sampler, 8);
   auto batch = loader.begin();
-  const uint64_t before = ddp::test::allocations();
+  const uint64_t before = allocations();
   for (int i = 0; i < 7; ++i) {
     ++batch;
   }
-  CHECK(ddp::test::allocations() == before);
+  CHECK(allocations() == before);
 
   const torch::Tensor weight = torch::ones({}, torch::requires_grad());
   for (const auto part : {&ddp::Batch::input, &ddp::Batch::target}) {
@@ -197,7 +197,7 @@ TEST_CASE("rows of any type stay as they are, whatever their strides; others are
 }
 
 TEST_CASE("a device gets the host's batches, though the host runs ahead", "[loader]") {
-  const torch::Device device = ddp::test::fake_device(3);
+  const torch::Device device = fake_device(3);
   const torch::Tensor pixels = torch::randint(256, {53, 16}, torch::kUInt8);
   const bool is_pixels = GENERATE(true, false);
   const ddp::Samples samples{is_pixels ? pixels : pixels.to(torch::kInt64) * (int64_t{1} << 40),
@@ -224,10 +224,9 @@ TEST_CASE("a device gets the host's batches, though the host runs ahead", "[load
   REQUIRE(expected.size() == 2 * 2 * 7);
   const auto equal = [](const auto& a, const auto& b) { return a.equal(b); };
   for (const size_t free_memory : {size_t{0}, size_t{1} << 30}) {
-    ddp::test::free_device_memory = free_memory;
-    for (const auto order :
-         {ddp::test::StreamOrder::kOthersLast, ddp::test::StreamOrder::kOthersFirst}) {
-      ddp::test::stream_order = order;
+    free_device_memory = free_memory;
+    for (const auto order : {StreamOrder::kOthersLast, StreamOrder::kOthersFirst}) {
+      stream_order = order;
       CHECK(std::ranges::equal(batches_on(device), expected, equal));
     }
   }

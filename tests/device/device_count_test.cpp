@@ -10,18 +10,15 @@
 
 namespace {
 
-using ddp::test::contains;
-using ddp::test::RunResult;
-
 RunResult run(const std::string& command, const std::string& variables) {
-  return ddp::test::run_program(
-      ddp::test::words(command),
+  return run_program(
+      words(command),
       {.environment = ddp::test::variables(variables + " LD_LIBRARY_PATH=" DDP_FAKE_DRIVER)});
 }
 
 /// What the test case below prints in a process of its own. @param seen its CUDA_VISIBLE_DEVICES
 std::string devices(const std::string& seen) {
-  return run(ddp::test::own_cases("[.devices]"), "SEEN=" + seen).out;
+  return run(own_cases("[.devices]"), "SEEN=" + seen).out;
 }
 
 RunResult stage(const std::string& line, const std::string& variables) {

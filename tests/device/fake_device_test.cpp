@@ -24,9 +24,6 @@
 namespace {
 
 using ddp::current_stream;
-using ddp::test::fake_device;
-using ddp::test::new_stream;
-using ddp::test::StreamOrder;
 
 constexpr int kRanks = 3;
 const auto kPinned = torch::TensorOptions().pinned_memory(true);
@@ -42,7 +39,7 @@ void enter(const torch::Device& device) {
 void take_an_order() {
   const auto order = GENERATE(StreamOrder::kOthersLast, StreamOrder::kOthersFirst);
   UNSCOPED_INFO("order " << static_cast<int>(order));
-  ddp::test::stream_order = order;
+  stream_order = order;
 }
 
 std::vector<torch::Device> fake_devices() {
@@ -95,7 +92,7 @@ torch::Tensor train_on_ranks(const BackendOrConnect& backend) {
     }
     weights[static_cast<size_t>(rank)] = ddp::parameter_vector(*model);
   };
-  ddp::test::run_ranks(kRanks, train, backend);
+  run_ranks(kRanks, train, backend);
   for (const torch::Tensor& of_rank : weights) {
     TORCH_CHECK(torch::equal(of_rank, weights[0]), "Expected the same weights on all ranks");
   }
@@ -180,13 +177,13 @@ class StreamBackend : public c10d::Backend {
   std::shared_ptr<Meeting> meeting_;
 };
 
-ddp::test::Connect by_streams() {
+Connect by_streams() {
   return [meeting = std::make_shared<Meeting>()](int rank) {
     const torch::Device device = fake_device(rank + 1);
     enter(device);
-    return ddp::test::Connection{device, [=](const auto&, int, int) {
-                                   return c10::make_intrusive<StreamBackend>(rank, device, meeting);
-                                 }};
+    return Connection{device, [=](const auto&, int, int) {
+                        return c10::make_intrusive<StreamBackend>(rank, device, meeting);
+                      }};
   };
 }
 
@@ -220,7 +217,7 @@ TEST_CASE("a stream that does not wait is seen in one of the orders", "[fake]") 
   for (const bool waits : {true, false}) {
     bool is_seen = false;
     for (const StreamOrder order : {StreamOrder::kOthersLast, StreamOrder::kOthersFirst}) {
-      ddp::test::stream_order = order;
+      stream_order = order;
       const torch::Tensor written = torch::zeros({2}, device);
       ddp::synchronize(device);
       c10::Event done(device.type());
@@ -260,7 +257,7 @@ TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of the
 
 TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[fake]") {
   take_an_order();
-  ddp::test::run_ranks(
+  run_ranks(
       kRanks,
       [](ddp::ProcessGroup& group) {
         const torch::Device& device = group.device();
@@ -275,7 +272,7 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
         ddp::DistributedDataParallel wrap_of_half(half, group);
         torch::nn::Linear elsewhere(2, 1);
         elsewhere->to(fake_device(1 + (group.rank() + 1) % kRanks));
-        TORCH_CHECK(ddp::test::message_of([&] {
+        TORCH_CHECK(message_of([&] {
                       ddp::DistributedDataParallel(elsewhere, group);
                     }).find(", expected the process group's " + device.str()) != std::string::npos);
         const auto backward = [&] {
@@ -286,7 +283,7 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
         };
         const auto id = single->weight.register_hook(
             [](const torch::Tensor&) { throw std::domain_error("on purpose"); });
-        TORCH_CHECK(ddp::test::message_of(backward) == "on purpose");
+        TORCH_CHECK(message_of(backward) == "on purpose");
         single->weight.remove_hook(id);
         buffer.fill_(group.rank() + 5);
         backward();
@@ -300,7 +297,7 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
 
 TEST_CASE("barrier() and the end of a group hold the host until the stream is there", "[fake]") {
   take_an_order();
-  ddp::test::run_ranks(
+  run_ranks(
       kRanks,
       [](ddp::ProcessGroup& process_group) {
         const torch::Tensor on_host = torch::zeros({4}, kPinned);
@@ -320,7 +317,7 @@ TEST_CASE("barrier() and the end of a group hold the host until the stream is th
 
 TEST_CASE("the clock of a device reads the steps when the epoch is over", "[fake]") {
   const torch::Device device = fake_device(3);
-  ddp::test::stream_order = StreamOrder::kOthersLast;
+  stream_order = StreamOrder::kOthersLast;
   enter(device);
   ddp::StepClock clock(device);
   const torch::Tensor source = torch::zeros({}, kPinned);

@@ -303,9 +303,9 @@ TEST_CASE("a fused step allocates nothing and touches no new page", "[fused][all
     }
   }
   // The counter works.
-  const uint64_t before = ddp::test::allocations();
+  const uint64_t before = allocations();
   const torch::Tensor tensor = torch::empty({1000});
-  CHECK(ddp::test::allocations() - before >= 2);  // its description and its memory
+  CHECK(allocations() - before >= 2);  // its description and its memory
 }
 
 TEST_CASE("a step runs three times as it is, is captured once and then repeated", "[fused]") {

@@ -12,8 +12,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::test::contains;
-using ddp::test::RunResult;
 
 /// Checks that a program ended with `exit_code` and one line that has all `parts`.
 void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts) {
@@ -73,9 +71,9 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
            // Host names may come late, so this name is looked up until --timeout.
            {"04_ddp_launcher 5 1 --timeout 1", {"no-such-host.invalid"}, rank1, 75},
        }) {
-    const RunResult result = ddp::test::run_program(
-        ddp::test::words(DDP_BIN_DIR "/" + bad.line),
-        {.environment = ddp::test::variables(bad.variables), .cwd = folder / "work"});
+    const RunResult result =
+        run_program(words(DDP_BIN_DIR "/" + bad.line),
+                    {.environment = variables(bad.variables), .cwd = folder / "work"});
     INFO(bad.line);
     check_one_line(result, bad.exit_code, bad.named);
     CHECK(result.out.empty());
@@ -85,7 +83,7 @@ TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
 
 TEST_CASE("every program begins alike: closed streams are open, and a full file is an error") {
   const auto run = [](const std::string& script, const ddp::ScratchFolder& folder) {
-    return ddp::test::run_program(
+    return run_program(
         {"sh", "-c", script},
         {.environment = {{"PATH", DDP_BIN_DIR ":/bin:/usr/bin"}}, .cwd = folder.path()});
   };

@@ -14,8 +14,6 @@ namespace {
 
 using ddp::ExtraOptions;
 using ddp::StartedBy;
-using ddp::test::contains;
-using ddp::test::words;
 
 const ExtraOptions kAll = {.graph = true, .step = true, .batch_finder = true};
 

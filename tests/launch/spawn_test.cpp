@@ -15,13 +15,6 @@
 namespace {
 
 using namespace std::string_literals;
-using ddp::test::all_gone_within;
-using ddp::test::children_of;
-using ddp::test::contains;
-using ddp::test::Program;
-using ddp::test::RunOptions;
-using ddp::test::RunResult;
-using ddp::test::words;
 
 constexpr double kGoneSeconds = 20;  // much more than needed, also on a busy machine
 
@@ -44,7 +37,7 @@ std::vector<std::string> command(const std::string& more = "") {
 }
 
 RunResult run(const std::string& variables, const std::string& more = "") {
-  return ddp::test::run_program(command(more), environment(variables));
+  return run_program(command(more), environment(variables));
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -198,9 +191,8 @@ TEST_CASE("OpenMP's variables do not put ranks, or replicas, on one core", "[cor
     std::ranges::copy(command(), std::back_inserter(bound));
     for (const auto& argv : {command(), bound}) {
       const bool is_told = rank == "0" && argv == bound;
-      CHECK(
-          (contains(ddp::test::run_program(argv, two).err, "note: 2 ranks share one") == is_told ||
-           ddp::count_cores() == 1));
+      CHECK((contains(run_program(argv, two).err, "note: 2 ranks share one") == is_told ||
+             ddp::count_cores() == 1));
     }
   }
 }

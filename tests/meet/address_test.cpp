@@ -6,8 +6,6 @@
 #include "common/base/exit_codes.hpp"
 #include "tests/support/catch.hpp"
 
-using ddp::test::contains;
-
 TEST_CASE("an address with its port") {
   CHECK(ddp::endpoint("n1", 29500) == "n1:29500");
   CHECK(ddp::endpoint("fd00::1", 29500) == "[fd00::1]:29500");
@@ -25,8 +23,7 @@ TEST_CASE("loopback addresses") {
 TEST_CASE("an interface is asked for by name, and refused with those that exist") {
   CHECK(ddp::addresses_of_interface("lo").front() == "127.0.0.1");
   for (const std::string name : {"nope", "", "lo ", "LO", "127.0.0.1"}) {
-    const auto message =
-        ddp::test::message_of<ddp::UsageError>([&] { ddp::addresses_of_interface(name); });
+    const auto message = message_of<ddp::UsageError>([&] { ddp::addresses_of_interface(name); });
     CHECK(contains(message, "--interface: got \"" + name + "\""));
     CHECK(contains(message, "lo (127.0.0.1)"));
   }

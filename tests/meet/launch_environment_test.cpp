@@ -14,25 +14,18 @@
 
 namespace {
 
-using ddp::test::contains;
-using ddp::test::words;
 using Kind = ddp::StoreLocation::Kind;
 using ddp::Variables;
 
 /// @param changes "A=1 B": A is set, B is not
 Variables with(Variables all, const std::string& changes) {
-  for (const auto& [name, value] : ddp::test::variables(changes)) {
+  for (const auto& [name, value] : variables(changes)) {
     all.erase(name);
     if (value) {
       all[name] = *value;
     }
   }
   return all;
-}
-
-/// "A=1 B=2"
-Variables variables(const std::string& line) {
-  return with({}, line);
 }
 
 /// For srun: all tasks on the first node.
@@ -140,7 +133,7 @@ Variables of(const std::string& launcher) {
   const auto* const fixture = std::ranges::find(kFixtures, launcher, &Fixture::launcher);
   INFO(launcher);
   REQUIRE(fixture != std::end(kFixtures));
-  return variables(fixture->variables);
+  return with({}, fixture->variables);
 }
 
 ddp::LaunchEnvironment read(const Variables& all, const ddp::IdentityOptions& options = {}) {
@@ -161,7 +154,7 @@ std::string identity(const ddp::LaunchEnvironment& found) {
 
 /// Checks that variables are refused as usage error, in one line with `name`.
 void check_refused(const Variables& all, const std::string& name) {
-  const std::string message = ddp::test::message_of<ddp::UsageError>([&all] { read(all); });
+  const std::string message = message_of<ddp::UsageError>([&all] { read(all); });
   INFO(fmt::format("{}: {}", all, message));
   CHECK(contains(message, name));
   CHECK(contains(message, "expected"));
@@ -208,7 +201,7 @@ TEST_CASE("a program that starts a job hides the variables by which it is a rank
     hidden += fixture.variables + std::string(" ");
   }
   for (const auto& [name, value] :
-       with(variables(hidden), "SLURM_JOB_ID SLURM_NTASKS _CONDOR_JOB_IWD DDP_JOB_ID")) {
+       with(with({}, hidden), "SLURM_JOB_ID SLURM_NTASKS _CONDOR_JOB_IWD DDP_JOB_ID")) {
     CHECK(ddp::is_identity_variable(name + "=" + value));
   }
   for (const std::string& variable :
@@ -224,9 +217,9 @@ TEST_CASE("the first host of a node list, which a rank in a container reads with
     many += "," + std::to_string(node);
   }
   for (const auto& [list, first] :
-       variables(many + "]=n1 n1=n1 node1,node2=node1 node[01-03,7],gpu-[1-2]x=node01 "
-                        "gpu-[1-2]x,node7=gpu-1x r[2,1]-n[007-008]=r2-n007 [12-14]=12 "
-                        "a.b-c[9].org,n[3-4]=a.b-c9.org")) {
+       with({}, many + "]=n1 n1=n1 node1,node2=node1 node[01-03,7],gpu-[1-2]x=node01 "
+                       "gpu-[1-2]x,node7=gpu-1x r[2,1]-n[007-008]=r2-n007 [12-14]=12 "
+                       "a.b-c[9].org,n[3-4]=a.b-c9.org")) {
     CHECK(read(with(of("srun"), "SLURM_STEP_NODELIST=" + list)).store.host == first);
   }
 }
@@ -298,15 +291,16 @@ TEST_CASE("variables of other launchers are refused with the five to set") {
       "NODE_RANK=0 NNODES=2 MASTER_ADDR=x;SKYPILOT_NODE_RANK=0 SKYPILOT_NUM_NODES=2;"
       "DSTACK_NODE_RANK=0 DSTACK_NODES_NUM=2;BEAKER_REPLICA_RANK=0 BEAKER_REPLICA_COUNT=2";
   for (const std::string& launcher : ddp::split(launchers, ';')) {
-    check_refused(variables(launcher), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
+    check_refused(with({}, launcher), "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT");
   }
   // One process, or only a job.
-  const ddp::LaunchEnvironment alone = read(variables(
-      "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2 "
-      "PBS_TASKNUM=1 PBS_VNODENUM=0 NODE_RANK=0 NNODES=1 NUM_NODES=1 VC_TASK_INDEX=0 "
-      "SM_HOSTS=[\"a\"] TF_CONFIG={} CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"]}} "
-      "PBS_NODEFILE=/x PBS_NUM_NODES=1 NSLOTS=8 PE_HOSTFILE=/x LSB_JOBID=1 OAR_NODEFILE=/x "
-      "RAY_JOB_ID=1 SLURM_ARRAY_TASK_COUNT=4"));
+  const ddp::LaunchEnvironment alone = read(
+      with({},
+           "PMI_SIZE=1 FLUX_JOB_SIZE=1 PET_NNODES=1 HOROVOD_RANK=0 HOROVOD_SIZE=1 PAGE_RANK=2 "
+           "PBS_TASKNUM=1 PBS_VNODENUM=0 NODE_RANK=0 NNODES=1 NUM_NODES=1 VC_TASK_INDEX=0 "
+           "SM_HOSTS=[\"a\"] TF_CONFIG={} CLUSTER_SPEC={\"cluster\":{\"workerpool0\":[\"a\"]}} "
+           "PBS_NODEFILE=/x PBS_NUM_NODES=1 NSLOTS=8 PE_HOSTFILE=/x LSB_JOBID=1 OAR_NODEFILE=/x "
+           "RAY_JOB_ID=1 SLURM_ARRAY_TASK_COUNT=4"));
   CHECK(alone.world_size == 1);
   CHECK(alone.note.empty());
 }
@@ -324,12 +318,12 @@ TEST_CASE("a process that trains alone notes what may be meant for several") {
            // Nor is the shell of salloc, with use_interactive_step.
            {"SLURM_STEP_ID=4294967280 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8", "SLURM_NTASKS is 8"},
        }) {
-    const ddp::LaunchEnvironment alone = read(variables(set));
+    const ddp::LaunchEnvironment alone = read(with({}, set));
     CHECK(alone.launcher == "none");
     CHECK(alone.world_size == 1);
     CHECK(contains(alone.note, fmt::format("{}, but this process has no rank and trains", note)));
   }
-  const auto single = read(variables("SLURM_JOB_ID=5 SLURM_NTASKS=1 SLURM_RESTART_COUNT=1"));
+  const auto single = read(with({}, "SLURM_JOB_ID=5 SLURM_NTASKS=1 SLURM_RESTART_COUNT=1"));
   CHECK(single.note.empty());
   CHECK(single.restart_count == 1);
 }
@@ -343,8 +337,8 @@ TEST_CASE("the first node of a Slurm step serves the store, whatever its ranks a
 
 TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a table") {
   const auto show = [](const std::string& options, const Variables& all) {
-    return ddp::test::run_program(words(DDP_BIN_DIR "/ddp-env " + options),
-                                  {.environment = {all.begin(), all.end()}})
+    return run_program(words(DDP_BIN_DIR "/ddp-env " + options),
+                       {.environment = {all.begin(), all.end()}})
         .out;
   };
   for (const ddp::Launcher& launcher : ddp::launchers().subspan(1)) {  // without the flags
@@ -367,10 +361,10 @@ TEST_CASE("ddp-env shows every fact with its source, on one line of JSON or in a
 
 TEST_CASE("ddp-env names who computes LibTorch's matrix products") {
   const auto blas = [](const std::string& preloaded) {
-    const ddp::test::RunOptions run = {.environment = {{"LD_PRELOAD", preloaded}}};
-    const std::string table = ddp::test::run_program({DDP_BIN_DIR "/ddp-env"}, run).out;
+    const RunOptions run = {.environment = {{"LD_PRELOAD", preloaded}}};
+    const std::string table = run_program({DDP_BIN_DIR "/ddp-env"}, run).out;
     CHECK(contains(table, "blas.path "));
-    const auto result = ddp::test::run_program({DDP_BIN_DIR "/ddp-env", "--json"}, run);
+    const auto result = run_program({DDP_BIN_DIR "/ddp-env", "--json"}, run);
     return nlohmann::json::parse(result.out).at("blas").get<std::map<std::string, std::string>>();
   };
   const std::string processor = ddp::read_text("/proc/cpuinfo");

@@ -32,10 +32,6 @@ namespace {
 using ddp::BucketSizes;
 using ddp::DistributedDataParallel;
 using ddp::ProcessGroup;
-using ddp::test::contains;
-using ddp::test::message_of;
-using ddp::test::on_any_ranks;
-using ddp::test::run_ranks;
 using torch::nn::Linear;
 using torch::nn::Sequential;
 
@@ -433,10 +429,10 @@ TEST_CASE("a step's communication allocates nothing over shm", "[buckets][alloca
       group.barrier();
     };
     run(5);
-    const uint64_t before = ddp::test::allocations();
+    const uint64_t before = allocations();
     run(100);
     if (group.rank() == 0) {
-      counted = ddp::test::allocations() - before;
+      counted = allocations() - before;
     }
   };
   run_ranks(2, on_rank, "shm");

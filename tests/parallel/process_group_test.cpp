@@ -32,10 +32,6 @@ namespace {
 
 using ddp::Options;
 using ddp::ProcessGroup;
-using ddp::test::contains;
-using ddp::test::message_of;
-using ddp::test::on_any_ranks;
-using ddp::test::run_ranks;
 using Kind = ddp::StoreLocation::Kind;
 
 Options plain(double timeout_seconds = 30) {
@@ -57,7 +53,7 @@ std::vector<std::string> meet(const std::vector<Options>& options,
                               Kind kind = Kind::kFile,
                               const std::vector<torch::Device>& devices = {}) {
   const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::test::HeldPort port;
+  const HeldPort port;
   const ddp::StoreLocation store{.kind = kind,
                                  .host = "127.0.0.1",
                                  .port = std::stoi(port.number()),
@@ -73,12 +69,12 @@ std::vector<std::string> meet(const std::vector<Options>& options,
   }
   const int world_size = static_cast<int>(options.size());
   std::vector<std::string> messages(options.size());
-  ddp::test::run_threads(world_size, [&](int rank) {
+  run_threads(world_size, [&](int rank) {
     const auto r = static_cast<size_t>(rank);
     try {
       Options own = options[r];
       ddp::resolve_options(own, world_size);
-      ddp::init_process_group(own, ddp::test::rank_of(rank, world_size, store),
+      ddp::init_process_group(own, rank_of(rank, world_size, store),
                               devices.empty() ? torch::kCPU : devices[r]);
       body(ddp::default_process_group());
       ddp::destroy_process_group();
@@ -155,7 +151,7 @@ TEST_CASE("ranks that were told different things refuse before they connect, and
   Options resolved = plain();
   ddp::resolve_options(resolved, 3);
   for (const ddp::Setting& setting : resolved.settings) {
-    const auto [usual, other] = ddp::test::differing_options(setting.name, 3);
+    const auto [usual, other] = differing_options(setting.name, 3);
     differences.push_back({setting.agree ? setting.name : "", usual, other});
   }
   for (const auto& [named, usual, other] : differences) {
@@ -202,9 +198,9 @@ TEST_CASE("the world size is compared, and whether there are several nodes", "[s
   const ddp::ScratchFolder folder("ddp-process-group");
   const ddp::StoreLocation store{
       .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
-  ddp::test::run_threads(ranks, [&, ranks = ranks, &change = change, &said = said](int rank) {
+  run_threads(ranks, [&, ranks = ranks, &change = change, &said = said](int rank) {
     const auto message = message_of<ddp::UsageError>([&] {
-      auto launch = ddp::test::rank_of(rank, ranks, store);
+      auto launch = rank_of(rank, ranks, store);
       change(launch);
       Options options = plain();
       ddp::resolve_options(options, launch.world_size);
@@ -286,7 +282,7 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
       {{work, work + " --seed 7"}, Case::kFree, 2, "rank 1 has \"--seed 7\", rank 0 has \"--seed"},
       {{work + " --interface nope"}, Case::kFree, 2, "nope"},
   };
-  std::vector<ddp::test::RanksByHand> of_cases(cases.size());  // at once, because they wait
+  std::vector<RanksByHand> of_cases(cases.size());  // at once, because they wait
   for (size_t i = 0; i < cases.size(); ++i) {
     if (cases[i].port == Case::kSilent) {
       of_cases[i].port.listen();
@@ -302,7 +298,7 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
     const Case& one = cases[i];
     const std::string says = fmt::format(fmt::runtime(one.says), of_cases[i].port.number());
     for (const auto& program : of_cases[i].started) {
-      const ddp::test::RunResult result = program->wait();
+      const RunResult result = program->wait();
       INFO(says << "\n" << result.err);
       CHECK(result.exit_code == one.exit_code);
       CHECK(result.out.empty());
@@ -315,7 +311,7 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
 
 TEST_CASE("rank 0 refuses an address that is not its own before the others give up",
           "[rendezvous][stage]") {
-  ddp::test::RanksByHand ranks;
+  RanksByHand ranks;
   const std::string nobodys = "MASTER_ADDR=255.255.255.255 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1";
   auto& other = ranks.start(1, kStage + "2 1 --timeout 9", nobodys + " MASTER_PORT=1");
   const auto result = ranks.start(0, kStage + "2 1 --timeout 11", nobodys).wait();
@@ -330,17 +326,17 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
   gethostname(host.data(), host.size() - 1);
   for (const std::string& address : {std::string("localhost"), std::string("::1"),
                                      host.data() + std::string(" LOCAL_WORLD_SIZE=2")}) {
-    ddp::test::RanksByHand ranks;
+    RanksByHand ranks;
     ranks.start(0, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     std::vector<std::string> listening;
     for (int look = 0; listening.empty() && look < 3000; ++look) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      listening = ddp::test::listening_at(std::stoi(ranks.port.number()));
+      listening = listening_at(std::stoi(ranks.port.number()));
     }
     CHECK(listening == std::vector<std::string>{"0100007F"});
     ranks.start(1, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     for (const auto& rank : ranks.started) {
-      const ddp::test::RunResult result = rank->wait();
+      const RunResult result = rank->wait();
       INFO(address << result.err);
       CHECK(result.exit_code == 0);
     }
@@ -349,11 +345,11 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
 
 TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, and gone at the end",
           "[rendezvous][stage]") {
-  const ddp::test::HeldPort silent;
+  const HeldPort silent;
   silent.listen();
-  const ddp::test::HeldPort free;
+  const HeldPort free;
   const std::vector<std::string> kinds = {"link", "pipe", "another user's", "left over"};
-  std::vector<ddp::test::RanksByHand> of_kinds(kinds.size());
+  std::vector<RanksByHand> of_kinds(kinds.size());
   for (size_t i = 0; i < kinds.size(); ++i) {
     const std::string& planted = kinds[i];
     const std::string& folder = of_kinds[i].folder.path();
@@ -382,7 +378,7 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
   }
   for (size_t i = 0; i < kinds.size(); ++i) {
     for (const auto& rank : of_kinds[i].started) {
-      const ddp::test::RunResult result = rank->wait();
+      const RunResult result = rank->wait();
       INFO(kinds[i] << ": " << result.err);
       CHECK(result.exit_code == 0);
     }
@@ -393,7 +389,7 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
 }
 
 TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous][stage]") {
-  ddp::test::RanksByHand ranks;
+  RanksByHand ranks;
   for (const int rank : {1, 1, 0}) {
     // Runs until it is stopped, so that each rank finds the run.
     ranks.start(rank, kStage + "1000000 1000000 --quiet");
@@ -421,14 +417,14 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
 TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
           "[lost][stage]") {
   int forgotten = 0;  // messages that Gloo forgets; else it reports the broken connection itself
-  std::array<ddp::test::RanksByHand, 4> pairs;
+  std::array<RanksByHand, 4> pairs;
   for (size_t i = 0; i < pairs.size(); ++i) {
     const std::string work = kStage + "1000000 1000000 --backend gloo --timeout 120";
     pairs[i].start(0, work);
     pairs[i].start(1, work, fmt::format("LD_PRELOAD={} DDP_CUT_AT={}", DDP_FAULTY_CALLS, 501 + i));
   }
   for (const auto& pair : pairs) {
-    const ddp::test::RunResult result = pair.started[1]->wait();
+    const RunResult result = pair.started[1]->wait();
     INFO(result.seconds << " s\n" << result.err);
     CHECK(result.exit_code == 1);
     CHECK(std::ranges::count(result.err, '\n') == 1);
@@ -440,7 +436,7 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
 }
 
 TEST_CASE("a rank that stands still and serves the store is named", "[timeout][stage]") {
-  ddp::test::RanksByHand ranks;
+  RanksByHand ranks;
   for (const int rank : {0, 1}) {
     ranks.start(rank, kStage + "1000000 1 --backend gloo --timeout 8");
   }
@@ -449,7 +445,7 @@ TEST_CASE("a rank that stands still and serves the store is named", "[timeout][s
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ranks.started[0]->child().signal(SIGSTOP);
-  const ddp::test::RunResult result = ranks.started[1]->wait();  // it may not wait for the store
+  const RunResult result = ranks.started[1]->wait();  // it may not wait for the store
   INFO(result.err);
   CHECK(contains(result.err, "[rank 1] rank 0 did not arrive within 8 s"));
 }
@@ -872,7 +868,7 @@ TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
 
 TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --timeout") {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  ddp::test::run_threads(2, [&](int rank) {
+  run_threads(2, [&](int rank) {
     const auto log = std::make_shared<ddp::CollectiveLog>();
     const auto connect = [](const auto& its_store, int its_rank, int world_size) {
       return ddp::make_backend(
@@ -880,8 +876,7 @@ TEST_CASE("a large broadcast over Gloo goes in pieces, each with the limit --tim
           {its_rank, world_size, torch::kCPU, std::chrono::seconds(30), "127.0.0.1"});
     };
     const torch::Tensor large = torch::arange(3 << 20, torch::kFloat32) + rank;
-    ProcessGroup(ddp::test::rank_of(rank, 2), store, torch::kCPU, connect, true, log)
-        .broadcast(large, 1);
+    ProcessGroup(rank_of(rank, 2), store, torch::kCPU, connect, true, log).broadcast(large, 1);
     TORCH_CHECK(log->count() == 3, log->count());
     TORCH_CHECK(torch::equal(large, torch::arange(3 << 20, torch::kFloat32) + 1));
   });
@@ -920,8 +915,8 @@ TEST_CASE("a rank leaves when the others know that all are there") {
   CHECK(first.wait_for(std::chrono::seconds(1)) == std::future_status::timeout);
   depart(1);
   // A connection that breaks blames nobody, unless a rank had a time-out.
-  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), /*timed_out=*/false).empty());
-  CHECK(ddp::late_ranks(store, ddp::test::rank_of(0, 2), true) == std::vector<int>{1});
+  CHECK(ddp::late_ranks(store, rank_of(0, 2), /*timed_out=*/false).empty());
+  CHECK(ddp::late_ranks(store, rank_of(0, 2), true) == std::vector<int>{1});
   // So does the rank that serves the store, unless a reader was killed.
   auto server = std::async(std::launch::async, [&] { board_of(0).wait_for_readers("settings"); });
   CHECK(server.wait_for(std::chrono::milliseconds(50)) == std::future_status::timeout);
@@ -938,7 +933,7 @@ TEST_CASE("a rank leaves when the others know that all are there") {
     }
   };
   for (const int rank : {0, 1}) {
-    ddp::LaunchEnvironment launch = ddp::test::rank_of(rank, 2);
+    ddp::LaunchEnvironment launch = rank_of(rank, 2);
     launch.store.server = 0;
     CHECK(ddp::late_ranks(c10::make_intrusive<Silent>(), launch, true) ==
           (rank == 0 ? std::vector<int>() : std::vector<int>{0}));
@@ -953,13 +948,13 @@ TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
 }
 
 TEST_CASE("sizes that differ over Gloo are told with the collective and its line", "[call_site]") {
-  ddp::test::RanksByHand ranks;
+  RanksByHand ranks;
   for (const int rank : {0, 1}) {
-    ranks.start(rank, ddp::test::own_cases("[sizes_of_ranks]"));
+    ranks.start(rank, own_cases("[sizes_of_ranks]"));
   }
   std::string all;
   for (const auto& rank : ranks.started) {
-    const ddp::test::RunResult result = rank->wait();
+    const RunResult result = rank->wait();
     CHECK(result.exit_code == 1);
     CHECK(contains(result.err, "called at tests/parallel/process_group_test.cpp:"));
     all += result.err;
@@ -1038,8 +1033,8 @@ TEST_CASE("an accelerator's reduce_mean() leaves its argument, its end finds oth
   Options options = plain();
   options.device = "cpu";
   ddp::resolve_options(options, 3);
-  ddp::test::run_threads(3, [&](int rank) {
-    const ddp::Accelerator accelerator(options, ddp::test::rank_of(rank, 3, store));
+  run_threads(3, [&](int rank) {
+    const ddp::Accelerator accelerator(options, rank_of(rank, 3, store));
     const torch::Tensor own = torch::tensor({1.0 * rank, 10.0 * rank}).set_requires_grad(true);
     TORCH_CHECK(accelerator.reduce_mean(own).equal(torch::tensor({1.0, 10.0})));
     TORCH_CHECK(own[1].item<double>() == 10.0 * rank);

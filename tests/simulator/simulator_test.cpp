@@ -12,8 +12,6 @@
 namespace {
 
 using namespace ddp::sim;
-using ddp::test::contains;
-using ddp::test::run_program;
 
 constexpr int64_t kMib = 1 << 20;
 const Network kNetwork{.alpha_us = 10, .beta_us_per_mib = 100};
@@ -160,7 +158,7 @@ TEST_CASE("a deadlock, and what a program must not do, ends with a line that say
            {on_rank_1([] { compute(std::nan("")); }), "compute: got nan us on rank 1"},
            {on_rank_1([] { wait(all_reduce(-4)); }), "rank 1: got all_reduce of -4 bytes"},
            {on_rank_1([&] { wait(send(1, values)); }), "and another rank of 0 to 1"}}) {
-    CHECK(contains(ddp::test::message_of([&] { run(program, 2); }), said));
+    CHECK(contains(message_of([&] { run(program, 2); }), said));
   }
   REQUIRE_THROWS_AS(my_rank(), std::logic_error);
   const auto asks_late = [&] { condition(), parameter("late", 1); };
@@ -219,7 +217,7 @@ TEST_CASE("the programs draw, decide by their targets and refuse a wrong command
            {"sim_buckets --width-us 2223", 2, "--width-us: got 2223, expected 2224 at least"},
            {"sim_buckets --nprocs 65 --html lanes.html", 2, "--html: got --nprocs 65"},
            {"sim_buckets --html /nowhere/lanes.html", 2, "/nowhere"}}) {
-    const auto result = run_program(ddp::test::words(bin + command));
+    const auto result = run_program(words(bin + command));
     INFO(command << "\n" << result.out << result.err);
     CHECK(result.exit_code == exit_code);
     CHECK(contains(exit_code == 0 ? result.out : result.err, said));

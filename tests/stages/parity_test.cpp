@@ -16,9 +16,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::test::contains;
-using ddp::test::Program;
-using ddp::test::RunResult;
 
 struct Outcome {
   double moved = NAN;
@@ -95,9 +92,8 @@ class Folder {
   std::string file(const std::string& name = "s") const { return folder_.path() + "/" + name; }
 
   Program start(const std::string& line) const {
-    return Program(
-        command(line + " --snapshot s"),
-        {.environment = ddp::test::kOpenMpiAsRoot, .cwd = folder_.path(), .timeout_seconds = 120});
+    return Program(command(line + " --snapshot s"),
+                   {.environment = kOpenMpiAsRoot, .cwd = folder_.path(), .timeout_seconds = 120});
   }
 
   /// Trains from the beginning, after removing the snapshot of an earlier run.
@@ -155,7 +151,7 @@ void check_that_a_stopped_run_goes_on(const std::string& program, int signal, in
   REQUIRE(run.wait_for_output("Epoch 3 "));
   std::vector<pid_t> told{run.pid()};
   if (who != "program") {
-    told = ddp::test::children_of(run.pid());
+    told = children_of(run.pid());
     REQUIRE(told.size() > 1);
     told.erase(told.begin(), who == "one rank" ? told.end() - 1 : told.begin());  // not rank 0
   }
@@ -255,7 +251,7 @@ TEST_CASE(
       CHECK((world_size != 2 || outcome.digest == digest));
     }
   }
-  ddp::test::RanksByHand ranks;
+  RanksByHand ranks;
   for (const int rank : {0, 1}) {
     ranks.start(rank, DDP_BIN_DIR "/04_ddp_launcher " + workload);
   }

@@ -34,3 +34,5 @@ std::string message_of(const Call& call) {
 }
 
 }  // namespace ddp::test
+
+using namespace ddp::test;  // all of tests/support, without a prefix

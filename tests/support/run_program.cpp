@@ -44,8 +44,8 @@ std::vector<std::string> words(const std::string& line) {
   return found;
 }
 
-Variables variables(const std::string& line) {
-  Variables found;
+Changes variables(const std::string& line) {
+  Changes found;
   for (const std::string& word : words(line)) {
     const size_t equals = word.find('=');
     found[word.substr(0, equals)] =

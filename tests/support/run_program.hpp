@@ -8,18 +8,18 @@ namespace ddp::test {
 
 using RunResult = CaptureResult;
 
-/// std::nullopt: unset
-using Variables = std::map<std::string, std::optional<std::string>>;
+/// Changes of an environment; std::nullopt: unset.
+using Changes = std::map<std::string, std::optional<std::string>>;
 
 struct RunOptions {
-  Variables environment = {};  ///< overrides
+  Changes environment = {};
   std::string cwd = {};  ///< empty: ours
   double timeout_seconds = 60;
 };
 
 /// For mpirun.
-inline const Variables kOpenMpiAsRoot = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+inline const Changes kOpenMpiAsRoot = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
 
 /// Running program in a process group of its own. The destructor kills the group.
 class Program : public CapturedChild {
@@ -40,7 +40,7 @@ class Program : public CapturedChild {
 std::vector<std::string> words(const std::string& line);
 
 /// "A=1 B": A is set, B is not
-Variables variables(const std::string& line);
+Changes variables(const std::string& line);
 
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});

@@ -16,15 +16,14 @@ namespace {
 
 constexpr double kMib = 1 << 20;
 
-ddp::test::RunResult run(const std::string& line) {
+RunResult run(const std::string& line) {
   const ddp::ScratchFolder folder("ddp-batch");
-  return ddp::test::run_program(
-      ddp::test::words(line + " 2 9 --quiet --layers 1024,1024,10 --dataset-size 4096"),
-      {.environment = ddp::test::kOpenMpiAsRoot, .cwd = folder.path()});
+  return run_program(words(line + " 2 9 --quiet --layers 1024,1024,10 --dataset-size 4096"),
+                     {.environment = kOpenMpiAsRoot, .cwd = folder.path()});
 }
 
 /// `moved` of a run that ended well.
-double moved(const ddp::test::RunResult& result) {
+double moved(const RunResult& result) {
   INFO(result.out << result.err);
   REQUIRE(result.exit_code == 0);
   std::smatch match;
@@ -76,8 +75,7 @@ TEST_CASE("trials stay within --memory-limit, and what follows is free of it", "
   // At least so much is left below the limit: the peak was more than the memory in use.
   CHECK(find(40, 1000) == 32);
   CHECK(find(40, 20) == 20);
-  CHECK(ddp::test::contains(ddp::test::message_of([&] { find(-1e3, 1000); }),
-                            "no memory for one sample"));
+  CHECK(contains(message_of([&] { find(-1e3, 1000); }), "no memory for one sample"));
   CHECK_NOTHROW(torch::empty({100 << 20}));
   CHECK_THROWS_WITH(ddp::find_batch_size(options, 8, torch::kCPU,
                                          [](int64_t) { throw std::runtime_error("other"); }),
@@ -98,8 +96,8 @@ TEST_CASE("the ranks of a host share its memory, and agree on the least", "[tria
                                  .host = "",
                                  .file = folder.path() + "/store",
                                  .prefix = ""};
-  ddp::test::run_threads(2, [&](int rank) {
-    const auto launch = ddp::test::rank_of(rank, 2, store);
+  run_threads(2, [&](int rank) {
+    const auto launch = rank_of(rank, 2, store);
     ddp::init_process_group(launch, torch::kCPU, {.backend = "gloo"});
     found[static_cast<size_t>(rank)] =
         ddp::find_batch_size(options, 64, torch::kCPU, [rank](int64_t size) {
@@ -117,7 +115,7 @@ TEST_CASE("with the batch that was found a step of many ends on stage 03's weigh
   const double reference = moved(run(DDP_BIN_DIR "/03_ddp_spawn --nprocs 2" + step));
   for (const std::string launcher : {"", "mpirun --oversubscribe -np 2 "}) {
     // The first limit with room for a sample has no room for a rank's 2,048 samples of 40 MiB.
-    ddp::test::RunResult result;
+    RunResult result;
     for (int limit_mib = 100; limit_mib < 1000 && result.exit_code != 0; limit_mib += 20) {
       result = run(
           fmt::format("{}{}/04_ddp_launcher_auto_batch --batch-size auto --memory-limit {}MiB{}",

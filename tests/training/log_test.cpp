@@ -21,9 +21,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-using ddp::test::contains;
-using ddp::test::Program;
-using ddp::test::RunResult;
 using nlohmann::json;
 
 /// Folder in which programs run and leave their files.
@@ -272,10 +269,10 @@ TEST_CASE("a loss or a weight that is not finite ends the run", "[log]") {
     log.step(torch::ones({}));
     model->parameters().front().detach().fill_(weight);
     const torch::Tensor epoch_loss = torch::full({}, loss, torch::kFloat64);
-    const auto said = ddp::test::message_of([&] { log.epoch(0, loader, epoch_loss); });
+    const auto said = message_of([&] { log.epoch(0, loader, epoch_loss); });
     INFO("loss " << loss << ", weight " << weight << ": " << said);
     CHECK(contains(said, "diverged in epoch 0") == ends);
     CHECK(said.empty() != ends);
-    CHECK(contains(ddp::test::message_of([&] { log.report({.loss = kNaN}); }), "test samples"));
+    CHECK(contains(message_of([&] { log.report({.loss = kNaN}); }), "test samples"));
   }
 }

@@ -40,8 +40,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using ddp::read_text;
-using ddp::test::contains;
-using ddp::test::message_of;
 
 void write(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
@@ -188,7 +186,7 @@ TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one", "[s
     // The names of Python's state_dict().
     std::set<std::string> expected_names = {"layer0.weight", "layer0.bias", "layer1.weight",
                                             "layer1.bias"};
-    for (const std::string& name : ddp::test::words(state)) {
+    for (const std::string& name : words(state)) {
       for (int parameter = 0; parameter < 4; ++parameter) {
         expected_names.insert(fmt::format("optimizer.state.{}.{}", parameter, name));
       }
@@ -247,7 +245,7 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
     if (setting.name == "--batch-size") {
       continue;  // its text is part of --global-batch's
     }
-    auto [options, other] = ddp::test::differing_options(setting.name, 1);
+    auto [options, other] = differing_options(setting.name, 1);
     options.snapshot = folder.path() + "/s";
     options.resume = other.resume = "auto";
     if (setting.name == "--optimizer") {
@@ -529,7 +527,7 @@ TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop rea
                                              {std::string(300, 'x'), 3, "File name too long"},
                                              {"gone", 0, "loaded 7\n"},
                                              {"none", 0, ""}}) {
-    ddp::test::RanksByHand ranks;
+    RanksByHand ranks;
     const std::string folder = ranks.folder.path() + "/";
     write(folder + "damaged", "damaged");
     ddp::Options options;
@@ -544,10 +542,10 @@ TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop rea
     damage(options.snapshot);
     fs::copy(options.snapshot + ".prev", folder + "gone.prev");
     for (const int rank : {0, 1}) {
-      ranks.start(rank, ddp::test::own_cases("[rank]"), "SNAPSHOT=" + snapshot);
+      ranks.start(rank, own_cases("[rank]"), "SNAPSHOT=" + snapshot);
     }
     for (const auto& rank : ranks.started) {
-      const ddp::test::RunResult result = rank->wait();
+      const RunResult result = rank->wait();
       INFO(result.err);
       CHECK(result.exit_code == code);
       CHECK(contains(result.err, says));
