@@ -9,8 +9,6 @@
 
 namespace {
 
-using Catch::Matchers::ContainsSubstring;
-
 std::string file(const std::string& name) {
   return DDP_STEPS "/" + name;
 }

@@ -28,7 +28,6 @@ bool reads_header(const std::string& tensors);  // in safetensors_fuzz.cpp
 namespace {
 
 namespace fs = std::filesystem;
-using Catch::Matchers::ContainsSubstring;
 using nlohmann::json;
 using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
 

@@ -19,7 +19,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-using Catch::Matchers::ContainsSubstring;
 
 std::vector<int64_t> to_vector(const torch::Tensor& indices) {
   return {indices.const_data_ptr<int64_t>(), indices.const_data_ptr<int64_t>() + indices.numel()};

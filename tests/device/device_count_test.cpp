@@ -48,7 +48,7 @@ TEST_CASE("what CUDA_VISIBLE_DEVICES names, the driver counts") {
            {"0 FAKE_DRIVER_FAILS=803", "0;"},
            {"NoDevFiles", "0;"},
            {"", "0;"}}) {
-    CHECK_THAT(devices(seen), Catch::Matchers::ContainsSubstring("devices: " + found));
+    CHECK_THAT(devices(seen), ContainsSubstring("devices: " + found));
   }
 }
 

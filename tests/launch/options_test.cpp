@@ -43,9 +43,8 @@ void check_refused(const std::vector<std::string>& arguments, const std::string&
                    StartedBy started_by = StartedBy::kProgram, const ExtraOptions& extra = {}) {
   INFO("last argument: " << arguments.back());
   CHECK_THROWS_AS(parse(arguments, started_by, extra), ddp::UsageError);
-  CHECK_THROWS_WITH(
-      parse(arguments, started_by, extra),
-      Catch::Matchers::ContainsSubstring(part) && !Catch::Matchers::ContainsSubstring("\n"));
+  CHECK_THROWS_WITH(parse(arguments, started_by, extra),
+                    ContainsSubstring(part) && !ContainsSubstring("\n"));
 }
 
 }  // namespace
@@ -135,8 +134,7 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
     for (const std::string path :
          {"$HOME/x", "a/$_x", "${X}", "$(HOME)/x", "~nobody/x", "s3://bucket/x", "file:///x"}) {
       CHECK_THROWS_WITH(parse({"50", "10", option + path}),
-                        Catch::Matchers::ContainsSubstring("got \"" + path +
-                                                           "\", expected a path of this machine"));
+                        ContainsSubstring("got \"" + path + "\", expected a path of this machine"));
     }
   }
   CHECK(parse_line("--snapshot=" + std::string(100000, 'a')).snapshot.size() == 100000);
@@ -149,7 +147,7 @@ TEST_CASE("a path is one of this machine, also where no shell has seen it") {
   }
   setenv("HOME", home.c_str(), 1);
   CHECK_THROWS_WITH(parse_line("--dataset=s3://b/x.safetensors"),
-                    Catch::Matchers::ContainsSubstring("--dataset: got"));
+                    ContainsSubstring("--dataset: got"));
 }
 
 TEST_CASE("values are taken as they are, however odd") {

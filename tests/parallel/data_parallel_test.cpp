@@ -173,8 +173,7 @@ TEST_CASE("a backward may follow the next forward, once", "[data_parallel]") {
   product.backward({}, /*retain_graph=*/true);
   (alone->forward(one) * alone->forward(two)).sum().backward();
   CHECK(same_gradients(model, alone));
-  CHECK_THROWS_WITH(product.backward(),
-                    Catch::Matchers::ContainsSubstring("one backward per forward"));
+  CHECK_THROWS_WITH(product.backward(), ContainsSubstring("one backward per forward"));
 }
 
 TEST_CASE("mirrored replicas begin as their model and are found when they differ", "[mirrored]") {
@@ -191,7 +190,7 @@ TEST_CASE("mirrored replicas begin as their model and are found when they differ
   const torch::NoGradGuard no_grad;
   replicas[1].linear->weight[0][0] += 0x1p-40;
   CHECK_THROWS_WITH(replicas.expect_same_weights(),
-                    Catch::Matchers::ContainsSubstring("weights of replica 1 have digest"));
+                    ContainsSubstring("weights of replica 1 have digest"));
 }
 
 TEST_CASE("mirrored gradients of float16 have a mean where their sum is infinite", "[mirrored]") {
@@ -215,20 +214,17 @@ TEST_CASE("mirrored gradients of float16 have a mean where their sum is infinite
 TEST_CASE("no device, a GPU twice, an input's gradient and mirrored ties are refused",
           "[data_parallel][mirrored]") {
   const auto refused = [](const std::vector<torch::Device>& devices, const char* says) {
-    CHECK_THROWS_WITH(ddp::DataParallel(Normalized(), devices),
-                      Catch::Matchers::ContainsSubstring(says));
-    CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), devices),
-                      Catch::Matchers::ContainsSubstring(says));
+    CHECK_THROWS_WITH(ddp::DataParallel(Normalized(), devices), ContainsSubstring(says));
+    CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), devices), ContainsSubstring(says));
   };
   const torch::Device gpu(torch::kCUDA, 0);
   refused({}, "Expected at least one device, got none");
   refused({gpu, gpu}, "Expected each device once, got cuda:0 twice");
   CHECK_THROWS_WITH(ddp::Mirrored(Normalized(), cpus(2)),
-                    Catch::Matchers::ContainsSubstring("without tied parameters, got 4"));
+                    ContainsSubstring("without tied parameters, got 4"));
   ddp::DataParallel parallel_model(Normalized(), cpus(2));
   const torch::Tensor leaf = torch::ones({4, 4}, torch::requires_grad());
-  CHECK_THROWS_WITH(parallel_model.forward(leaf),
-                    Catch::Matchers::ContainsSubstring("no gradient, got one"));
+  CHECK_THROWS_WITH(parallel_model.forward(leaf), ContainsSubstring("no gradient, got one"));
   const torch::NoGradGuard no_grad;
   CHECK_NOTHROW(parallel_model.forward(leaf));
 }

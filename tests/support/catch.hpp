@@ -15,6 +15,7 @@ inline auto ContainsSubstring(const std::string& part) {
 }
 }  // namespace Catch::Matchers
 #endif
+using Catch::Matchers::ContainsSubstring;
 
 namespace ddp::test {
 

@@ -351,16 +351,14 @@ TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot
     change(file);
     fs::remove(options.snapshot);
     ddp::write_tensor_file(options.snapshot, file);
-    using Catch::Matchers::ContainsSubstring;
     CHECK_THAT(refusal(options), ContainsSubstring(expected) && !ContainsSubstring(".prev"));
   }
   write(options.snapshot, bytes);
   ddp::Mlp model(options.layers);
   ddp::Options resolved = options;
   ddp::resolve_options(resolved, 1);
-  CHECK_THROWS_WITH(
-      ddp::load_snapshot(resolved, *model),
-      Catch::Matchers::ContainsSubstring("holds \"optimizer.state.0.exp_avg\", which"));
+  CHECK_THROWS_WITH(ddp::load_snapshot(resolved, *model),
+                    ContainsSubstring("holds \"optimizer.state.0.exp_avg\", which"));
 }
 
 TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none where none is",
