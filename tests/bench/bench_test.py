@@ -20,10 +20,9 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from clusters.stages import wait_until  # noqa: E402
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
 PROGRAMS = GOOGLE_COMPARE = pathlib.Path()
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests/bench/fake_programs.py"
 STAGES = [row.split()[0].removesuffix("/main").replace("/", "_") for row in (ROOT / "stages.list").read_text().splitlines() if row[0] != "#"]
 SMALL = ["--models", "T", "--world-sizes", "2", "--stages", "03_ddp_spawn", "--steps", "20"]

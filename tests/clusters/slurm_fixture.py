@@ -12,10 +12,10 @@ import stat
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import namespaces  # noqa: E402
-from namespaces import run  # noqa: E402
-from stages import wait_until  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from clusters import namespaces  # noqa: E402
+from clusters.namespaces import run  # noqa: E402
+from clusters.stages import wait_until  # noqa: E402
 
 CONTROLLER = "controller"
 NODES = ("node1", "node2")

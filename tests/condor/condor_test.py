@@ -18,10 +18,9 @@ import subprocess
 import sys
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
-import namespaces  # noqa: E402
-import stages  # noqa: E402
-from namespaces import CHECKOUT, run  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from clusters import namespaces, stages  # noqa: E402
+from clusters.namespaces import CHECKOUT, run  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"

@@ -18,13 +18,12 @@ import tempfile
 import unittest
 from unittest import mock
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import ROOT, Scratch  # noqa: E402
 sys.path.insert(0, str(ROOT / "tools"))
 
 from pages import same_line  # noqa: E402
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("exercise", str(ROOT / "tools" / "exercise"))
 exercise = importlib.util.module_from_spec(importlib.util.spec_from_loader("exercise", loader))

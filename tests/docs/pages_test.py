@@ -11,14 +11,13 @@ import sys
 import unittest
 from unittest import mock
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import ROOT, Scratch  # noqa: E402
 sys.path.insert(0, str(ROOT / "tools"))
 
 import pages  # noqa: E402
 import stage_diffs  # noqa: E402
 import tables  # noqa: E402
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
 
 SUMMARY = "moved 1.40743 | loss 0.0115 | digest e140e1c0f8c962d2 | step 0.040 ms | 1600000 samples/s"
 

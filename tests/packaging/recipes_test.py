@@ -13,9 +13,8 @@ import unittest
 from easybuild.framework.easyconfig.parser import EasyConfigParser
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 EASYCONFIGS = pathlib.Path(sys.prefix, "easybuild/easyconfigs")
 CMAKE_FILES = {*ROOT.glob("CMakeLists.txt"), *ROOT.glob("*/CMakeLists.txt"), *ROOT.glob("cmake/*")} - {ROOT / "tests/CMakeLists.txt"}
 CMAKE = re.sub("#.*", "", "\n".join(path.read_text() for path in CMAKE_FILES))

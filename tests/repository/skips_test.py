@@ -10,9 +10,8 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 CMAKE, CTEST = sys.argv.pop(1), sys.argv.pop(1)
 # Ways of Catch2, unittest and pytest to skip a test without a trace in ctest's summary.
 SILENT = re.compile(r"\b(?:GTEST_)?SKIP\(|\bskipTest\b|\bSkipTest\b|unittest\.skip|pytest\.(?:skip|mark\.skip|importorskip)|WARN\(.skipped")

@@ -15,9 +15,8 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAGE = "05_multinode"
 # Runs a task, and records its variables and words.
 SRUN = """#!/bin/bash

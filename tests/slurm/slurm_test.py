@@ -15,14 +15,12 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "clusters"))
-import stages  # noqa: E402
-from namespaces import run  # noqa: E402
-from slurm_fixture import SlurmCluster  # noqa: E402
-from stages import agrees, last_line  # noqa: E402
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+from clusters import stages  # noqa: E402
+from clusters.namespaces import run  # noqa: E402
+from clusters.slurm_fixture import SlurmCluster  # noqa: E402
+from clusters.stages import agrees, last_line  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve()
 BIN = BUILD / "bin"

@@ -13,11 +13,10 @@ import sys
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "clusters"))
-import namespaces  # noqa: E402
-import stages  # noqa: E402
-from namespaces import run  # noqa: E402
-from stages import WORKLOAD, agrees, last_line  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from clusters import namespaces, stages  # noqa: E402
+from clusters.namespaces import run  # noqa: E402
+from clusters.stages import WORKLOAD, agrees, last_line  # noqa: E402
 
 BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "bin"
 SHARED = pathlib.Path("/var/tmp/home")  # shared by both hosts, like home directories

@@ -9,6 +9,8 @@ import time
 import traceback
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 
 class Scratch(unittest.TestCase):
     def setUp(self):

@@ -22,9 +22,8 @@ import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from clusters.stages import wait_until  # noqa: E402
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TUTORIAL = """\
 script_path: /path/to/your/script/multi-GPU-training-torch.py
 out_dir: /your/output/dir/multi-GPU-output

@@ -27,10 +27,11 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
 
-TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools/to_safetensors"
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from support.scratch import ROOT, Scratch  # noqa: E402
+
+TOOL = ROOT / "tools/to_safetensors"
 sys.path.insert(0, str(TOOL.parent))
 BIN_DIR = pathlib.Path(sys.argv.pop(1)).resolve()
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (40, 4, 5), "uint8")

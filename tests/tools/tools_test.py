@@ -12,9 +12,8 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from support.scratch import Scratch  # noqa: E402
+from support.scratch import ROOT, Scratch  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 CMAKE = sys.argv.pop(1)
 
 
