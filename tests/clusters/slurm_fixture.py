@@ -22,31 +22,6 @@ NODES = ("node1", "node2")
 GPU_NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 START_SECONDS = 180
 
-CONF = """\
-ClusterName=ddp
-SlurmctldHost={controller}(10.77.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/none
-CredType=cred/none
-StateSaveLocation={state}/controller
-SlurmdSpoolDir={state}/spool-%n
-SlurmctldPidFile={state}/slurmctld.pid
-SlurmdPidFile={state}/slurmd-%n.pid
-ProctrackType=proctrack/linuxproc
-MailProg=/bin/true
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SlurmdParameters=config_overrides
-ReturnToService=2
-KillWait=10
-GresTypes=gpu
-NodeName=node[1-2] CPUs=8 RealMemory=4000 State=UNKNOWN
-NodeName=gpu[1-4] NodeHostname={controller} NodeAddr=10.77.0.1 Port=[7101-7104] CPUs=16 RealMemory=4000 Gres=gpu:8 State=UNKNOWN
-PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
-PartitionName=gpu Nodes=gpu[1-4] MaxTime=INFINITE State=UP
-"""
-
 
 class SlurmCluster:
     """Cluster that the constructor starts; it ends with the namespace. All nodes share `folder`, like home directories."""
@@ -59,7 +34,7 @@ class SlurmCluster:
         for folder in (self.state, self.folder):
             folder.mkdir()
         conf = self.state / "slurm.conf"
-        conf.write_text(CONF.format(controller=CONTROLLER, state=self.state))
+        conf.write_text(pathlib.Path(__file__).with_name("slurm.conf").read_text().format(controller=CONTROLLER, state=self.state))
         (self.state / "gres.conf").write_text(f"NodeName=gpu[1-4] Name=gpu File={self.state}/gpu[0-7]\n")
         for number in range(8):
             # Slurm counts device files of any kind: here /dev/null.

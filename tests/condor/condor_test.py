@@ -30,32 +30,6 @@ SUITE = "trixie"
 PACKAGES = ("minicondor", "python3-yaml")
 START_SECONDS = 90
 
-# PER_JOB_NAMESPACES, MOUNT_*: nested namespaces are not allowed here. Parallel universe needs the dedicated scheduler.
-CONF = """\
-CONDOR_HOST = 127.0.0.1
-NETWORK_INTERFACE = 127.0.0.1
-NETWORK_HOSTNAME = {host}
-MOUNT_PRIVATE_DEV_SHM = False
-MOUNT_UNDER_SCRATCH =
-PER_JOB_NAMESPACES = False
-NUM_CPUS = 8
-MEMORY = 16384
-SLOT_TYPE_1 = 100%
-SLOT_TYPE_1_PARTITIONABLE = True
-NUM_SLOTS_TYPE_1 = 1
-DedicatedScheduler = "DedicatedScheduler@{host}"
-STARTD_ATTRS = $(STARTD_ATTRS), DedicatedScheduler
-RANK = Scheduler =?= $(DedicatedScheduler)
-START = True
-SUSPEND = False
-PREEMPT = False
-KILL = False
-SCHEDD_INTERVAL = 2
-NEGOTIATOR_INTERVAL = 2
-NEGOTIATOR_CYCLE_DELAY = 1
-UPDATE_INTERVAL = 5
-"""
-
 
 def make_root(cache):
     """Folder with trixie and HTCondor, made once. An incomplete folder is never used."""
@@ -100,7 +74,7 @@ class CondorPool:
         run("mount", "-t", "tmpfs", "none", self.root / "dev/shm")
         (self.root / "etc/hosts").write_text(f"127.0.0.1 {HOST} localhost\n")
         (self.root / "etc/hostname").write_text(f"{HOST}\n")
-        (self.root / "etc/condor/config.d/90-pool").write_text(CONF.format(host=HOST))
+        (self.root / "etc/condor/config.d/90-pool").write_text(pathlib.Path(__file__).with_name("condor.conf").read_text().format(host=HOST))
         run("chroot", self.root, "useradd", "--create-home", USER)
         self.home = pathlib.Path("/home") / USER
         self._share_checkout(memory)
