@@ -2,29 +2,13 @@
 // command line see options_test, for launchers' variables launch_environment_test.
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "common/base/files.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
-namespace {
-
 namespace fs = std::filesystem;
-
-/// Checks that a program ended with `exit_code` and one line that has all `parts`.
-void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts) {
-  INFO("stdout: " << result.out.substr(0, 1000) << "\nstderr: " << result.err);
-  CHECK(result.exit_code == exit_code);
-  CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-  for (const std::string& part : parts) {
-    INFO("expected " << part);
-    CHECK(contains(result.err, part));
-  }
-}
-
-}  // namespace
 
 TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
   const ddp::ScratchFolder scratch("ddp-bad");

@@ -46,12 +46,13 @@ Options plain(double timeout_seconds = 30) {
 
 /// Runs ranks as threads that meet like processes, each with its own options and device.
 /// @param kind kind of the store: a file, rank 0's, or an agent's
-/// @param devices none: the CPU
+/// @param devices none: the CPU @param change of what a launcher tells a rank
 /// @return exit code and error of each rank: "75: no store", or "other: text" without exit code
 std::vector<std::string> meet(const std::vector<Options>& options,
                               const std::function<void(const ProcessGroup&)>& body,
                               Kind kind = Kind::kFile,
-                              const std::vector<torch::Device>& devices = {}) {
+                              const std::vector<torch::Device>& devices = {},
+                              const std::function<void(ddp::LaunchEnvironment&)>& change = {}) {
   const ddp::ScratchFolder folder("ddp-process-group");
   const HeldPort port;
   const ddp::StoreLocation store{.kind = kind,
@@ -73,9 +74,12 @@ std::vector<std::string> meet(const std::vector<Options>& options,
     const auto r = static_cast<size_t>(rank);
     try {
       Options own = options[r];
-      ddp::resolve_options(own, world_size);
-      ddp::init_process_group(own, rank_of(rank, world_size, store),
-                              devices.empty() ? torch::kCPU : devices[r]);
+      ddp::LaunchEnvironment launch = rank_of(rank, world_size, store);
+      if (change) {
+        change(launch);
+      }
+      ddp::resolve_options(own, launch.world_size);
+      ddp::init_process_group(own, launch, devices.empty() ? torch::kCPU : devices[r]);
       body(ddp::default_process_group());
       ddp::destroy_process_group();
     } catch (const ddp::Error& error) {
@@ -182,32 +186,21 @@ TEST_CASE("ranks may have networks of their own", "[settings]") {
 }
 
 TEST_CASE("the world size is compared, and whether there are several nodes", "[settings]") {
-  struct Difference {
-    int ranks;
-    std::function<void(ddp::LaunchEnvironment& launch)> change;  ///< of what a rank was told
-    std::string said;
+  const auto check = [](size_t ranks, const auto& change, const std::string& said) {
+    const auto nothing = [](const ProcessGroup&) {};
+    for (const auto& message :
+         meet(std::vector(ranks, plain()), nothing, Kind::kFile, {}, change)) {
+      INFO(message);
+      CHECK((message.starts_with("2: ") && contains(message, said)));
+    }
   };
-  const auto [ranks, change, said] =
-      GENERATE(Difference{3,
-                          [](auto& launch) {
-                            launch.local_world_size = launch.world_size = launch.rank == 0 ? 2 : 3;
-                          },
-                          R"(rank 1 has "world size 3", rank 0 has "world size 2")"},
-               Difference{2, [](auto& launch) { launch.num_nodes = launch.rank + 1; },
-                          R"(rank 1 has "nodes: several", rank 0 has "nodes: one")"});
-  const ddp::ScratchFolder folder("ddp-process-group");
-  const ddp::StoreLocation store{
-      .kind = Kind::kFile, .host = "", .file = folder.path() + "/store", .prefix = ""};
-  run_threads(ranks, [&, ranks = ranks, &change = change, &said = said](int rank) {
-    const auto message = message_of<ddp::UsageError>([&] {
-      auto launch = rank_of(rank, ranks, store);
-      change(launch);
-      Options options = plain();
-      ddp::resolve_options(options, launch.world_size);
-      ddp::init_process_group(options, launch, torch::kCPU);
-    });
-    TORCH_CHECK(contains(message, said), message);
-  });
+  check(
+      3,
+      [](auto& launch) { launch.local_world_size = launch.world_size = launch.rank == 0 ? 2 : 3; },
+      R"(rank 1 has "world size 3", rank 0 has "world size 2")");
+  check(
+      2, [](auto& launch) { launch.num_nodes = launch.rank + 1; },
+      R"(rank 1 has "nodes: several", rank 0 has "nodes: one")");
 }
 
 TEST_CASE("texts are compared by all ranks alike, and anew each time", "[settings]") {
@@ -299,12 +292,8 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
     const std::string says = fmt::format(fmt::runtime(one.says), of_cases[i].port.number());
     for (const auto& program : of_cases[i].started) {
       const RunResult result = program->wait();
-      INFO(says << "\n" << result.err);
-      CHECK(result.exit_code == one.exit_code);
       CHECK(result.out.empty());
-      CHECK(contains(result.err, "04_ddp_launcher: error: [rank "));
-      CHECK(contains(result.err, says));
-      CHECK(std::ranges::count(result.err, '\n') == 1);
+      check_one_line(result, one.exit_code, {"04_ddp_launcher: error: [rank ", says});
     }
   }
 }
@@ -335,11 +324,8 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
     }
     CHECK(listening == std::vector<std::string>{"0100007F"});
     ranks.start(1, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
-    for (const auto& rank : ranks.started) {
-      const RunResult result = rank->wait();
-      INFO(address << result.err);
-      CHECK(result.exit_code == 0);
-    }
+    INFO(address);
+    ranks.check_ends(0);
   }
 }
 
@@ -377,11 +363,8 @@ TEST_CASE("HTCondor's file: no link, nobody else's, none of an earlier start, an
     std::this_thread::sleep_for(std::chrono::seconds(rank == "1" ? 2 : 0));  // finds the planted
   }
   for (size_t i = 0; i < kinds.size(); ++i) {
-    for (const auto& rank : of_kinds[i].started) {
-      const RunResult result = rank->wait();
-      INFO(kinds[i] << ": " << result.err);
-      CHECK(result.exit_code == 0);
-    }
+    INFO(kinds[i]);
+    of_kinds[i].check_ends(0);
     for (const auto& left : std::filesystem::directory_iterator(of_kinds[i].folder.path())) {
       CHECK_FALSE(contains(left.path().filename(), "ddp-store"));
     }
@@ -409,9 +392,7 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
   for (const auto& rank : ranks.started) {
     kill(rank->pid(), SIGUSR1);
   }
-  for (const auto& rank : ranks.started) {
-    CHECK(rank->wait().exit_code == 85);
-  }
+  ranks.check_ends(85);
 }
 
 TEST_CASE("a connection that breaks under a message is noticed at once, not after --timeout",
@@ -437,9 +418,7 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
 
 TEST_CASE("a rank that stands still and serves the store is named", "[timeout][stage]") {
   RanksByHand ranks;
-  for (const int rank : {0, 1}) {
-    ranks.start(rank, kStage + "1000000 1 --backend gloo --timeout 8");
-  }
+  ranks.start_both(kStage + "1000000 1 --backend gloo --timeout 8");
   while (!std::filesystem::exists(ranks.folder.path() + "/04_ddp_launcher.safetensors")) {
     REQUIRE_FALSE(ranks.started[0]->child().poll());
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -948,9 +927,7 @@ TEST_CASE("a rank of the next test", "[.][sizes_of_ranks]") {
 
 TEST_CASE("sizes that differ over Gloo are told with the collective and its line", "[call_site]") {
   RanksByHand ranks;
-  for (const int rank : {0, 1}) {
-    ranks.start(rank, own_cases("[sizes_of_ranks]"));
-  }
+  ranks.start_both(own_cases("[sizes_of_ranks]"));
   std::string all;
   for (const auto& rank : ranks.started) {
     const RunResult result = rank->wait();

@@ -252,9 +252,7 @@ TEST_CASE(
     }
   }
   RanksByHand ranks;
-  for (const int rank : {0, 1}) {
-    ranks.start(rank, DDP_BIN_DIR "/04_ddp_launcher " + workload);
-  }
+  ranks.start_both(DDP_BIN_DIR "/04_ddp_launcher " + workload);
   CHECK(outcome_of(ranks.started[0]->wait()).digest == digest);
   CHECK(ranks.started[1]->wait().exit_code == 0);
 }

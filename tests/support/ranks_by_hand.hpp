@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "common/base/files.hpp"
+#include "tests/support/catch.hpp"
 #include "tests/support/run_program.hpp"
 
 namespace ddp::test {
@@ -74,6 +75,19 @@ struct RanksByHand {
         variables("RANK=" + number + " LOCAL_RANK=" + number +
                   " WORLD_SIZE=2 MASTER_PORT=" + port.number() + " MASTER_ADDR=127.0.0.1 " + more);
     return *started.emplace_back(std::make_unique<Program>(words(command), options));
+  }
+  void start_both(const std::string& command, const std::string& more = "") {
+    start(0, command, more);
+    start(1, command, more);
+  }
+  /// Waits for all ranks, and checks their exit codes and a part of what each said on stderr.
+  void check_ends(int exit_code, const std::string& part = "") const {
+    for (const auto& rank : started) {
+      const RunResult result = rank->wait();
+      INFO(result.err);
+      CHECK(result.exit_code == exit_code);
+      CHECK(contains(result.err, part));
+    }
   }
 };
 

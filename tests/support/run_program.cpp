@@ -1,9 +1,11 @@
 #include "tests/support/run_program.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <ranges>
 
 #include "common/base/patience.hpp"
+#include "tests/support/catch.hpp"
 
 namespace ddp::test {
 namespace {
@@ -56,6 +58,16 @@ Changes variables(const std::string& line) {
 
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options) {
   return Program(argv, options).wait();
+}
+
+void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts) {
+  INFO("stdout: " << result.out.substr(0, 1000) << "\nstderr: " << result.err);
+  CHECK(result.exit_code == exit_code);
+  CHECK(std::ranges::count(result.err, '\n') == 1);
+  for (const std::string& part : parts) {
+    INFO("expected " << part);
+    CHECK(contains(result.err, part));
+  }
 }
 
 std::vector<pid_t> children_of(pid_t parent) {

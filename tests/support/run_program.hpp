@@ -45,6 +45,9 @@ Changes variables(const std::string& line);
 /// Runs the program to its end.
 RunResult run_program(const std::vector<std::string>& argv, const RunOptions& options = {});
 
+/// Checks that a program ended with `exit_code` and one line on stderr that has all `parts`.
+void check_one_line(const RunResult& result, int exit_code, const std::vector<std::string>& parts);
+
 std::vector<pid_t> children_of(pid_t parent);
 
 /// True if none of the processes runs after at most that many seconds. Zombies do not count.

@@ -539,14 +539,7 @@ TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop rea
     }
     damage(options.snapshot);
     fs::copy(options.snapshot + ".prev", folder + "gone.prev");
-    for (const int rank : {0, 1}) {
-      ranks.start(rank, own_cases("[rank]"), "SNAPSHOT=" + snapshot);
-    }
-    for (const auto& rank : ranks.started) {
-      const RunResult result = rank->wait();
-      INFO(result.err);
-      CHECK(result.exit_code == code);
-      CHECK(contains(result.err, says));
-    }
+    ranks.start_both(own_cases("[rank]"), "SNAPSHOT=" + snapshot);
+    ranks.check_ends(code, says);
   }
 }
