@@ -269,9 +269,9 @@ TEST_CASE("a program of the user's is compared with its own single rank", "[pair
     timed.run.parity = {};
   }
   runs[1].run.parity.unchecked = "train.py logs no losses";
-  const auto speedup_with = [&](auto change) {
+  const auto report_with = [&](auto change) {
     std::vector<Timed> changed = runs;
-    std::ranges::for_each(changed, change);
+    std::ranges::for_each(changed, change, &Timed::run);
     return make_report(changed);
   };
   Report report = make_report(runs);
@@ -282,35 +282,27 @@ TEST_CASE("a program of the user's is compared with its own single rank", "[pair
                       {"controls", "on P1 "}});
   CHECK(count_lines(screen_of(report), "^P1: 64 samples for each rank: python train.py$") == 1);
   CHECK(count_lines(screen_of(report), "^  train.py +torchrun +- +1 .* 0.91 .* 91% +-$") == 1);
-  report = speedup_with([](Timed& timed) { timed.run.global_batch = 64; });
+  report = report_with([](Run& run) { run.global_batch = 64; });
   CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
   CHECK(count_lines(screen_of(report), "^P1: 64 samples over all ranks: ") == 1);
-  report = speedup_with([](Timed& timed) { timed.run.global_batch = {}; });
+  report = report_with([](Run& run) { run.global_batch = {}; });
   CHECK(*report.runs[1].speedup == Approx(1.6).epsilon(0.01));
   CHECK(report.runs[1].samples_per_second == std::nullopt);
   CHECK(count_lines(screen_of(report), "^P1: weak scaling assumed, for it logs no samples: ") == 1);
-  report = speedup_with([](Timed& timed) {
-    timed.run.global_batch = {};
-    timed.run.scaling = "strong";
-  });
+  report = report_with([](Run& run) { run.global_batch = {}, run.scaling = "strong"; });
   CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
-  report = speedup_with([](Timed& timed) {
-    timed.run.global_batch = {};
-    timed.run.timed = "run";
-  });
+  report = report_with([](Run& run) { run.global_batch = {}, run.timed = "run"; });
   CHECK(*report.runs[1].speedup == Approx(0.8).epsilon(0.01));
   CHECK(report.runs[1].step_ms.n == 9);
   CHECK(count_lines(screen_of(report),
                     "^P1: whole runs of the same work, for it logs no steps: ") == 1);
-  report = speedup_with([](Timed& timed) { timed.run.threads = 3; });
+  report = report_with([](Run& run) { run.threads = 3; });
   CHECK(*report.runs[1].efficiency == Approx(0.8).epsilon(0.01));  // 1.6 * 3 / 6
   CHECK(std::ranges::count(report.comparisons, "threads", &Comparison::kind) == 0);
-  report = speedup_with([](Timed& timed) {
-    timed.run.global_batch = timed.run.world_size == 1 ? timed.run.global_batch : std::nullopt;
-  });
+  report = report_with(
+      [](Run& run) { run.global_batch = run.world_size == 1 ? run.global_batch : std::nullopt; });
   CHECK_FALSE(report.runs[1].speedup);
-  report = speedup_with(
-      [](Timed& timed) { timed.run.timed = timed.run.world_size == 1 ? "run" : "step"; });
+  report = report_with([](Run& run) { run.timed = run.world_size == 1 ? "run" : "step"; });
   CHECK_FALSE(report.runs[1].speedup);
   check_said(report, {{"fastest", "on P1 train.py on 1 rank."}});
   set_beside({{{"cpu/" + report.runs[1].name, {"a.json", "", 9}}}}, report);

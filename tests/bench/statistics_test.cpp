@@ -89,14 +89,15 @@ TEST_CASE("the estimate of pairs is the median of their means, its interval that
 }
 
 TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[statistics]") {
-  for (const auto& [moved, reference] :
-       {std::pair(1.0, 1.0), {1.00009, 1.0}, {0.99991, 1.0}, {0.0, 0.0}}) {
+  for (const auto& [moved, reference] : {std::pair(1.0, 1.0), std::pair(1.00009, 1.0),
+                                         std::pair(0.99991, 1.0), std::pair(0.0, 0.0)}) {
     CAPTURE(moved, reference);
     CHECK(parity_holds(moved, reference));
   }
   for (const auto& [moved, reference] :
-       {std::pair(1.0002, 1.0), {-1.0, 1.0}, {1e-9, 0.0}, {kNan, 1.0}, {1.0, kNan}, {kNan, kNan},
-        {kInfinity, 1.0}, {kInfinity, kInfinity}}) {
+       {std::pair(1.0002, 1.0), std::pair(-1.0, 1.0), std::pair(1e-9, 0.0), std::pair(kNan, 1.0),
+        std::pair(1.0, kNan), std::pair(kNan, kNan), std::pair(kInfinity, 1.0),
+        std::pair(kInfinity, kInfinity)}) {
     CAPTURE(moved, reference);
     CHECK_FALSE(parity_holds(moved, reference));
   }
