@@ -56,7 +56,7 @@ void on_ranks(int count, const std::function<void(const Ranks& ranks)>& body) {
 
 }  // namespace
 
-TEST_CASE("all_reduce: names, times and bandwidths over each backend", "[micro]") {
+TEST_CASE("all_reduce: names, times and bandwidths over each backend") {
   for (const std::string backend : {"shm", "gloo"}) {
     const nlohmann::json runs =
         run_micro("--suite all_reduce --nprocs 3 --bytes 4,65536 --backend " + backend);
@@ -72,7 +72,7 @@ TEST_CASE("all_reduce: names, times and bandwidths over each backend", "[micro]"
   }
 }
 
-TEST_CASE("pieces: what a step is made of, in milliseconds, and the products' flops", "[micro]") {
+TEST_CASE("pieces: what a step is made of, in milliseconds, and the products' flops") {
   const std::string shape = " --layers 64,128,10 --batch 32";
   for (const int ranks : {1, 2}) {
     std::vector<std::string> names = {"limit", "data", "forward", "backward", "update"};
@@ -91,7 +91,7 @@ TEST_CASE("pieces: what a step is made of, in milliseconds, and the products' fl
   }
 }
 
-TEST_CASE("the bare products are those of autograd", "[micro]") {
+TEST_CASE("the bare products are those of autograd") {
   torch::manual_seed(1);
   const std::vector<int64_t> layers = {7, 5, 6, 3};
   std::vector<torch::Tensor> weights;
@@ -113,8 +113,7 @@ TEST_CASE("the bare products are those of autograd", "[micro]") {
   }
 }
 
-TEST_CASE("all ranks begin together and repeat equally often, and the slowest one counts",
-          "[micro]") {
+TEST_CASE("all ranks begin together and repeat equally often, and the slowest one counts") {
   std::vector<int> runs(3);
   std::vector<double> seconds(3);
   std::atomic<int> prepared{0};
@@ -142,7 +141,7 @@ TEST_CASE("all ranks begin together and repeat equally often, and the slowest on
   CHECK(seconds == std::vector<double>(3, seconds[0]));
 }
 
-TEST_CASE("no wrong sum is timed, and all ranks end", "[micro]") {
+TEST_CASE("no wrong sum is timed, and all ranks end") {
   // Rank 1 spoils its sums from run number `first` on. @return the errors by rank
   const auto errors_of = [](int first) {
     std::vector<std::string> errors(2, "none");
@@ -174,7 +173,7 @@ TEST_CASE("no wrong sum is timed, and all ranks end", "[micro]") {
   }
 }
 
-TEST_CASE("--benchmark_list_tests and --benchmark_filter", "[micro]") {
+TEST_CASE("--benchmark_list_tests and --benchmark_filter") {
   const RunResult list = run_program(
       command("--suite all_reduce --backend gloo --bytes 4,40,400 --benchmark_list_tests "
               "--benchmark-filter=bytes:40/"));
@@ -183,7 +182,7 @@ TEST_CASE("--benchmark_list_tests and --benchmark_filter", "[micro]") {
   CHECK(std::count(list.out.begin(), list.out.end(), '\n') == 1);
 }
 
-TEST_CASE("a mistake on the command line is named in one line", "[micro]") {
+TEST_CASE("a mistake on the command line is named in one line") {
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
       {"--suite speed", {"--suite", "speed", "all_reduce", "pieces"}},
       {"--suite pieces --bytes 4", {"--bytes", "all_reduce"}},

@@ -120,7 +120,7 @@ Counts simulate(const World& world) {
   return counts;
 }
 
-TEST_CASE("where there is no effect, one in twenty reports at most claims one", "[simulation]") {
+TEST_CASE("where there is no effect, one in twenty reports at most claims one") {
   World world =
       GENERATE(World{}, World{.noise = 0.05}, World{.drift = 0.02}, World{.has_slow_mode = true});
   world.blocks = GENERATE(6, 9);
@@ -130,7 +130,7 @@ TEST_CASE("where there is no effect, one in twenty reports at most claims one", 
   CHECK(counts.claims <= kMostFalse);
 }
 
-TEST_CASE("an effect of 5 % is found, and never called the other way round", "[simulation]") {
+TEST_CASE("an effect of 5 % is found, and never called the other way round") {
   // The effect is not found where launches differ by more, but the opposite is not claimed.
   const World world = GENERATE(World{.effect = 1.05}, World{.effect = 1.05, .noise = 0.08},
                                World{.effect = 1.05, .noise = 0.08, .has_slow_mode = true});
@@ -143,7 +143,7 @@ TEST_CASE("an effect of 5 % is found, and never called the other way round", "[s
   CHECK((!is_quiet || counts.claims > 0.8 * kReports));
 }
 
-TEST_CASE("an effect of three times what equal commands differ by is said", "[simulation]") {
+TEST_CASE("an effect of three times what equal commands differ by is said") {
   World world = GENERATE(World{.effect = 1.05}, World{.effect = 1.3, .noise = 0.05},
                          World{.effect = 1.3, .noise = 0.02, .drift = 0.02});
   world.blocks = GENERATE(6, 9);

@@ -19,7 +19,7 @@ std::vector<double> one_to(int n) {
   return values;
 }
 
-TEST_CASE("percentiles interpolate between the closest ranks, in any order", "[statistics]") {
+TEST_CASE("percentiles interpolate between the closest ranks, in any order") {
   CHECK(percentile({4, 1, 3, 2}, 0.5) == 2.5);
   CHECK(percentile(one_to(11), 0.10) == 2.0);
   CHECK(percentile(one_to(11), 0.95).value() == Approx(10.5));
@@ -29,7 +29,7 @@ TEST_CASE("percentiles interpolate between the closest ranks, in any order", "[s
   CHECK_FALSE(percentile({}, 0.5));
 }
 
-TEST_CASE("fewer than five samples have a median but no spread", "[statistics]") {
+TEST_CASE("fewer than five samples have a median but no spread") {
   CHECK(summarize({}).n == 0);
   CHECK_FALSE(summarize({}).median);
   for (const int n : {1, 2, 3, 4}) {
@@ -46,7 +46,7 @@ TEST_CASE("fewer than five samples have a median but no spread", "[statistics]")
   CHECK(enough.p90.value() == Approx(4.6));
 }
 
-TEST_CASE("one sample that is not finite leaves nothing but the count", "[statistics]") {
+TEST_CASE("one sample that is not finite leaves nothing but the count") {
   for (const double bad : {kNan, kInfinity, -kInfinity}) {
     CAPTURE(bad);
     std::vector<double> values = one_to(20);
@@ -61,8 +61,7 @@ TEST_CASE("one sample that is not finite leaves nothing but the count", "[statis
   }
 }
 
-TEST_CASE("the estimate of pairs is the median of their means, its interval that of signed ranks",
-          "[statistics]") {
+TEST_CASE("the estimate of pairs is the median of their means, its interval that of signed ranks") {
   for (const int n : {0, 1, 5}) {
     const auto few = paired_difference(one_to(n));
     CHECK(few.has_value() == (n > 0));
@@ -88,7 +87,7 @@ TEST_CASE("the estimate of pairs is the median of their means, its interval that
   }
 }
 
-TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[statistics]") {
+TEST_CASE("parity holds within 1e-4 of the reference and never for NaN") {
   for (const auto& [moved, reference] : {std::pair(1.0, 1.0), std::pair(1.00009, 1.0),
                                          std::pair(0.99991, 1.0), std::pair(0.0, 0.0)}) {
     CAPTURE(moved, reference);
@@ -103,7 +102,7 @@ TEST_CASE("parity holds within 1e-4 of the reference and never for NaN", "[stati
   }
 }
 
-TEST_CASE("losses agree within 1e-5 in the first 20 steps, and never for NaN", "[statistics]") {
+TEST_CASE("losses agree within 1e-5 in the first 20 steps, and never for NaN") {
   const std::vector<double> ones(25, 1.0);
   for (const auto& [step, loss, agrees] :
        {std::tuple(3U, 1.000009, true), std::tuple(3U, 1.000011, false),

@@ -17,8 +17,7 @@ bool close(const torch::Tensor& a, const torch::Tensor& b) {
   return torch::allclose(a, b, /*rtol=*/1e-5, /*atol=*/1e-6);
 }
 
-TEST_CASE("three steps of a model with tied weights, buffers and attention are Python's",
-          "[compiled]") {
+TEST_CASE("three steps of a model with tied weights, buffers and attention are Python's") {
   ddp::CompiledStep step(file("zoo.pt2"), torch::kCPU);
   std::vector<std::string> names;
   for (const auto& item : step.named_parameters()) {
@@ -64,8 +63,7 @@ TEST_CASE("three steps of a model with tied weights, buffers and attention are P
   CHECK(std::isnan(evaluation.accuracy));  // several outputs a sample
 }
 
-TEST_CASE("all gradients share one tensor; NaN stays in it, and no samples leave zeros",
-          "[compiled]") {
+TEST_CASE("all gradients share one tensor; NaN stays in it, and no samples leave zeros") {
   ddp::CompiledStep step(file("T.pt2"), torch::kCPU);
   const auto run = [&](int64_t samples, float value) {
     return step(torch::full({samples, 20}, value), torch::ones({samples, 1})).item<float>();

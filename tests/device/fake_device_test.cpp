@@ -212,7 +212,7 @@ torch::Tensor step_on(const std::vector<torch::Device>& devices, bool mirrored) 
 
 }  // namespace
 
-TEST_CASE("a stream that does not wait is seen in one of the orders", "[fake]") {
+TEST_CASE("a stream that does not wait is seen in one of the orders") {
   const torch::Device device = fake_device(2);
   for (const bool waits : {true, false}) {
     bool is_seen = false;
@@ -235,7 +235,7 @@ TEST_CASE("a stream that does not wait is seen in one of the orders", "[fake]") 
   }
 }
 
-TEST_CASE("stage 02 has the CPU's gradients, on the caller's streams", "[fake]") {
+TEST_CASE("stage 02 has the CPU's gradients, on the caller's streams") {
   take_an_order();
   for (const torch::Device& device : fake_devices()) {
     enter(device);
@@ -247,7 +247,7 @@ TEST_CASE("stage 02 has the CPU's gradients, on the caller's streams", "[fake]")
   }
 }
 
-TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of their own", "[fake]") {
+TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of their own") {
   take_an_order();
   const torch::Tensor expected = train_on_ranks("shm");
   const torch::Tensor got = train_on_ranks(by_streams());
@@ -255,7 +255,7 @@ TEST_CASE("stage 03 ends on the CPU's weights, its collectives on streams of the
   CHECK((got - expected).abs().le(1e-6).all().item<bool>());
 }
 
-TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[fake]") {
+TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw") {
   take_an_order();
   run_ranks(
       kRanks,
@@ -295,7 +295,7 @@ TEST_CASE("the wrap on streams: buffers, float16, and a backward that threw", "[
       by_streams());
 }
 
-TEST_CASE("barrier() and the end of a group hold the host until the stream is there", "[fake]") {
+TEST_CASE("barrier() and the end of a group hold the host until the stream is there") {
   take_an_order();
   run_ranks(
       kRanks,
@@ -315,7 +315,7 @@ TEST_CASE("barrier() and the end of a group hold the host until the stream is th
       by_streams());
 }
 
-TEST_CASE("the clock of a device reads the steps when the epoch is over", "[fake]") {
+TEST_CASE("the clock of a device reads the steps when the epoch is over") {
   const torch::Device device = fake_device(3);
   stream_order = StreamOrder::kOthersLast;
   enter(device);

@@ -123,7 +123,7 @@ struct NotedStream : ddp::GraphStream {
 
 }  // namespace
 
-TEST_CASE("a product of any size is that of float64, on every instruction set", "[fused]") {
+TEST_CASE("a product of any size is that of float64, on every instruction set") {
   std::mt19937_64 random(1);
   const auto between = [&](int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
@@ -181,8 +181,7 @@ TEST_CASE("a product of any size is that of float64, on every instruction set", 
   }
 }
 
-TEST_CASE("hand-written gradients are autograd's, and steps SGD's, for any MLP, batch and weight",
-          "[fused]") {
+TEST_CASE("hand-written gradients are autograd's, and steps SGD's, for any MLP, batch and weight") {
   at::set_num_threads(1);  // as in set_device(): our threads and OpenMP's would wait for each other
   std::mt19937_64 random(7);
   const auto between = [&](int64_t low, int64_t high) {
@@ -230,7 +229,7 @@ TEST_CASE("hand-written gradients are autograd's, and steps SGD's, for any MLP, 
   }
 }
 
-TEST_CASE("a sample that is not a number spoils the loss and every parameter", "[fused]") {
+TEST_CASE("a sample that is not a number spoils the loss and every parameter") {
   const Widths widths{4, 6, 3};
   const ddp::Mlp model(widths);
   for (const auto& fused : all_of(model, 5)) {
@@ -244,7 +243,7 @@ TEST_CASE("a sample that is not a number spoils the loss and every parameter", "
   }
 }
 
-TEST_CASE("large logits give a finite loss", "[fused]") {
+TEST_CASE("large logits give a finite loss") {
   const Widths widths{4, 3};
   const ddp::Mlp model(widths);
   Batch batch = random_batch(widths, 5);
@@ -257,7 +256,7 @@ TEST_CASE("large logits give a finite loss", "[fused]") {
   }
 }
 
-TEST_CASE("what the step cannot compute is refused", "[fused]") {
+TEST_CASE("what the step cannot compute is refused") {
   const Widths widths{4, 3};
   const ddp::Mlp model(widths);
   for (const auto& fused : all_of(model, 5)) {
@@ -281,7 +280,7 @@ TEST_CASE("what the step cannot compute is refused", "[fused]") {
   }
 }
 
-TEST_CASE("a fused step allocates nothing and touches no new page", "[fused][allocations]") {
+TEST_CASE("a fused step allocates nothing and touches no new page", "[allocations]") {
   at::set_num_threads(1);
   for (const Widths& widths : {Widths{20, 1}, Widths{64, 128, 128, 10}, Widths{784, 512, 10}}) {
     for (const int threads : {1, 2}) {
@@ -308,7 +307,7 @@ TEST_CASE("a fused step allocates nothing and touches no new page", "[fused][all
   CHECK(allocations() - before >= 2);  // its description and its memory
 }
 
-TEST_CASE("a step runs three times as it is, is captured once and then repeated", "[fused]") {
+TEST_CASE("a step runs three times as it is, is captured once and then repeated") {
   std::string notes;
   ddp::StepGraph graph(std::make_unique<NotedStream>(notes));
   int calls = 0;
@@ -319,7 +318,7 @@ TEST_CASE("a step runs three times as it is, is captured once and then repeated"
   CHECK(calls == 4);
 }
 
-TEST_CASE("a pool runs every task once, and hands on the first exception", "[fused]") {
+TEST_CASE("a pool runs every task once, and hands on the first exception") {
   for (const size_t size : {1U, 2U, 5U}) {
     ddp::WorkerPool pool(size);
     std::vector<int> calls(size);

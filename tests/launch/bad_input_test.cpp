@@ -10,7 +10,7 @@
 
 namespace fs = std::filesystem;
 
-TEST_CASE("bad input: one line, exit 2, nothing written", "[bad_input]") {
+TEST_CASE("bad input: one line, exit 2, nothing written") {
   const ddp::ScratchFolder scratch("ddp-bad");
   const fs::path folder = scratch.path();
   fs::create_directory(folder / "work");

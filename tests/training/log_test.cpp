@@ -72,7 +72,7 @@ Metrics read_metrics(const std::string& path, int64_t ranks) {
 
 }  // namespace
 
-TEST_CASE("each rank prints each epoch, and rank 0 the last line", "[log]") {
+TEST_CASE("each rank prints each epoch, and rank 0 the last line") {
   struct Case {
     const char* line;
     int ranks;
@@ -104,7 +104,7 @@ TEST_CASE("each rank prints each epoch, and rank 0 the last line", "[log]") {
   }
 }
 
-TEST_CASE("--verbose: what each rank reads, the shape it sees, and how busy it was", "[log]") {
+TEST_CASE("--verbose: what each rank reads, the shape it sees, and how busy it was") {
   const RunResult result = Folder().run("03_ddp_spawn 2 9 --nprocs 2 --dataset-size 80 --verbose");
   INFO(result.out << result.err);
   for (const std::string rank : {"0", "1"}) {
@@ -120,7 +120,7 @@ TEST_CASE("--verbose: what each rank reads, the shape it sees, and how busy it w
   }
 }
 
-TEST_CASE("the printed loss is the mean over the ranks", "[log]") {
+TEST_CASE("the printed loss is the mean over the ranks") {
   const Folder folder;
   const RunResult result = folder.run("03_ddp_spawn 3 9 --nprocs 2 --layers 20,16,4 --metrics m");
   const Metrics metrics = read_metrics(folder.file("m"), 2);
@@ -144,7 +144,7 @@ TEST_CASE("the printed loss is the mean over the ranks", "[log]") {
   CHECK(most_apart > 6e-4);  // so a rank's own loss is not taken for the mean
 }
 
-TEST_CASE("the printed step is the slowest rank's median without warm-up", "[log]") {
+TEST_CASE("the printed step is the slowest rank's median without warm-up") {
   const Folder folder;
   // Without communication the ranks do not wait for each other, and their steps differ.
   const RunResult result = folder.run(
@@ -166,7 +166,7 @@ TEST_CASE("the printed step is the slowest rank's median without warm-up", "[log
   CHECK(metrics.summary["samples_per_second"].get<double>() == Approx(2e3 / slowest).epsilon(1e-5));
 }
 
-TEST_CASE("the summary says how the run was made, and of each rank what is of a rank", "[log]") {
+TEST_CASE("the summary says how the run was made, and of each rank what is of a rank") {
   const Folder folder;
   const RunResult result = folder.run(
       "03_ddp_spawn 3 9 --nprocs 2 --backend gloo --dataset digits --global-batch 2000 "
@@ -194,7 +194,7 @@ TEST_CASE("the summary says how the run was made, and of each rank what is of a 
   }
 }
 
-TEST_CASE("--metrics of a resumed run is one run's, whatever stood after the snapshot", "[log]") {
+TEST_CASE("--metrics of a resumed run is one run's, whatever stood after the snapshot") {
   const Folder folder;
   Program first = folder.start("03_ddp_spawn 1000000 1000000 --nprocs 2 --metrics m --snapshot s");
   REQUIRE(first.wait_for_output("Epoch 3 "));
@@ -220,7 +220,7 @@ TEST_CASE("--metrics of a resumed run is one run's, whatever stood after the sna
   }
 }
 
-TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps its steps", "[log]") {
+TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps its steps") {
   const Folder folder;
   folder.run("03_ddp_spawn 1 1 --nprocs 2 --snapshot s");
   const std::string good(ddp::MappedFile(folder.file("s")).bytes());
@@ -233,7 +233,7 @@ TEST_CASE("a run that diverges says so, leaves the snapshot before, and keeps it
   CHECK((metrics.rows.size() == 2 * 32 && metrics.summary.is_null()));
 }
 
-TEST_CASE("a long run does not grow with its steps", "[log]") {
+TEST_CASE("a long run does not grow with its steps") {
   ddp::StepClock clock(torch::kCPU);
   const torch::Tensor loss = torch::zeros({}, torch::kFloat64);
   const auto run = [&] {
@@ -251,7 +251,7 @@ TEST_CASE("a long run does not grow with its steps", "[log]") {
   CHECK(clock.median_ms() > 0);
 }
 
-TEST_CASE("a loss or a weight that is not finite ends the run", "[log]") {
+TEST_CASE("a loss or a weight that is not finite ends the run") {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   ddp::Options options;

@@ -152,7 +152,7 @@ std::string refusal(const ddp::Options& options) {
 
 }  // namespace
 
-TEST_CASE("every flipped bit and every truncation is found", "[snapshot]") {
+TEST_CASE("every flipped bit and every truncation is found") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::Options options = options_in(folder);
   Training training(options);
@@ -177,7 +177,7 @@ TEST_CASE("every flipped bit and every truncation is found", "[snapshot]") {
   CHECK_FALSE(is_found(good));
 }
 
-TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one", "[snapshot]") {
+TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one") {
   constexpr int64_t kEpochs = 4;
   for (const auto& [optimizer, state] : {std::pair("sgd", ""),
                                          {"momentum", "momentum_buffer"},
@@ -215,7 +215,7 @@ TEST_CASE("resumed at any epoch, a run ends on the bits of an unbroken one", "[s
   }
 }
 
-TEST_CASE("the snapshot before is taken if the newest is damaged or gone", "[snapshot]") {
+TEST_CASE("the snapshot before is taken if the newest is damaged or gone") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::Options options = options_in(folder, "momentum");
   Training training(options);
@@ -236,7 +236,7 @@ TEST_CASE("the snapshot before is taken if the newest is damaged or gone", "[sna
   CHECK(training.load_filled() == 3);
 }
 
-TEST_CASE("another run's snapshot is refused, and its own predecessor not taken", "[snapshot]") {
+TEST_CASE("another run's snapshot is refused, and its own predecessor not taken") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::Mlp model(std::vector<int64_t>{2, 1});
   ddp::Options defaults;
@@ -293,7 +293,7 @@ TEST_CASE("another run's snapshot is refused, and its own predecessor not taken"
   }
 }
 
-TEST_CASE("a snapshot of an earlier version loads", "[snapshot]") {
+TEST_CASE("a snapshot of an earlier version loads") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::Options options = options_in(folder, "momentum");
   fs::copy(DDP_SOURCE_DIR "/tests/data/old_snapshot.safetensors", options.snapshot);
@@ -317,7 +317,7 @@ TEST_CASE("a snapshot of an earlier version loads", "[snapshot]") {
   CHECK(contains(refusal(options), "it has seed \"\", expected 7"));
 }
 
-TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot]") {
+TEST_CASE("a whole file that does not fit is refused by what it has") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   const ddp::Options options = options_in(folder, "adam");
   Training training(options);
@@ -361,8 +361,7 @@ TEST_CASE("a whole file that does not fit is refused by what it has", "[snapshot
                     ContainsSubstring("holds \"optimizer.state.0.exp_avg\", which"));
 }
 
-TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none where none is",
-          "[snapshot]") {
+TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none where none is") {
   const auto make = [] {
     const auto weight = [] { return torch::ones({2}, torch::requires_grad()); };
     using Group = torch::optim::OptimizerParamGroup;
@@ -391,7 +390,7 @@ TEST_CASE("an optimizer's state is copied: every group's, AMSGrad's, and none wh
   }));
 }
 
-TEST_CASE("optimizers are torch::optim's, with the settings that are promised", "[snapshot]") {
+TEST_CASE("optimizers are torch::optim's, with the settings that are promised") {
   const auto settings = [](const std::string& name, std::optional<double> rate = {}) {
     ddp::Options options;
     options.optimizer = name;
@@ -408,7 +407,7 @@ TEST_CASE("optimizers are torch::optim's, with the settings that are promised", 
   CHECK(settings("adam", 0.5)->get_lr() + settings("adamw", 0.25)->get_lr() == 0.75);
 }
 
-TEST_CASE("file systems that sync no files, or no folders, have snapshots", "[snapshot]") {
+TEST_CASE("file systems that sync no files, or no folders, have snapshots") {
   for (const int refusal : {EPERM, EINVAL, ENOSYS, EOPNOTSUPP}) {
     for (const char* const at : {"1", "2"}) {
       const ddp::ScratchFolder folder("ddp-snapshot");
@@ -427,7 +426,7 @@ TEST_CASE("file systems that sync no files, or no folders, have snapshots", "[sn
   }
 }
 
-TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[snapshot]") {
+TEST_CASE("a fault at any call of a save leaves the old or the new snapshot") {
   constexpr int kSaved = 10;
   constexpr int kReported = 11;
   constexpr int kNotReached = 12;
@@ -476,7 +475,7 @@ TEST_CASE("a fault at any call of a save leaves the old or the new snapshot", "[
   }
 }
 
-TEST_CASE("what each value of --resume does with a snapshot that is there", "[snapshot]") {
+TEST_CASE("what each value of --resume does with a snapshot that is there") {
   const ddp::ScratchFolder folder("ddp-snapshot");
   ddp::Options options = options_in(folder);
   Training(options).save(5);
@@ -518,8 +517,7 @@ TEST_CASE("a rank of the next test", "[.][rank]") {
   }));
 }
 
-TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop reach all ranks",
-          "[snapshot]") {
+TEST_CASE("rank 0's snapshot, a refusal, also of the file system, and a stop reach all ranks") {
   for (const auto& [snapshot, code, says] : {std::tuple(std::string("kept"), 0, "loaded 7\n"),
                                              {"damaged", 3, "snapshot damaged: got 7 bytes"},
                                              {std::string(300, 'x'), 3, "File name too long"},
