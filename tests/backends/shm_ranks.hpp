@@ -13,6 +13,7 @@
 #include "common/backends/shm/shm_kernels.hpp"
 #include "common/base/exit_codes.hpp"
 #include "tests/support/rank_threads.hpp"
+#include "tests/support/run_program.hpp"
 
 namespace ddp::test {
 
@@ -105,12 +106,9 @@ class RankProcesses {
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
   /// Blocks until every rank is at work. @throws std::runtime_error after 60 s
   void await_work() const {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (board_->at_work < std::ssize(pids_)) {
-      if (std::chrono::steady_clock::now() > deadline) {
-        throw std::runtime_error("not every rank came so far");
-      }
-      usleep(200);
+    if (!wait_until(static_cast<double>(kPatience.count()),
+                    [&] { return board_->at_work >= std::ssize(pids_); })) {
+      throw std::runtime_error("not every rank came so far");
     }
   }
   /// Waits for all ranks, and kills ranks that have not ended after 60 s.

@@ -318,10 +318,8 @@ TEST_CASE("for a single node the store listens at loopback alone, whatever its a
     RanksByHand ranks;
     ranks.start(0, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     std::vector<std::string> listening;
-    for (int look = 0; listening.empty() && look < 3000; ++look) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      listening = listening_at(std::stoi(ranks.port.number()));
-    }
+    const int port = std::stoi(ranks.port.number());
+    wait_until(30, [&] { return !(listening = listening_at(port)).empty(); });
     CHECK(listening == std::vector<std::string>{"0100007F"});
     ranks.start(1, kStage + "2 1 --quiet", "MASTER_ADDR=" + address);
     INFO(address);
@@ -378,11 +376,8 @@ TEST_CASE("a rank that is there twice is refused, the run goes on", "[rendezvous
     ranks.start(rank, kStage + "1000000 1000000 --quiet");
   }
   const auto has_ended = [](const auto& rank) { return rank->child().poll().has_value(); };
-  auto refused = ranks.started.end();
-  for (int look = 0; refused == ranks.started.end() && look < 500; ++look) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    refused = std::ranges::find_if(ranks.started, has_ended);
-  }
+  REQUIRE(wait_until(50, [&] { return std::ranges::any_of(ranks.started, has_ended); }));
+  const auto refused = std::ranges::find_if(ranks.started, has_ended);
   REQUIRE(refused < ranks.started.begin() + 2);
   const auto result = (*refused)->wait();
   INFO(result.err);
@@ -419,10 +414,8 @@ TEST_CASE("a connection that breaks under a message is noticed at once, not afte
 TEST_CASE("a rank that stands still and serves the store is named", "[timeout][stage]") {
   RanksByHand ranks;
   ranks.start_both(kStage + "1000000 1 --backend gloo --timeout 8");
-  while (!std::filesystem::exists(ranks.folder.path() + "/04_ddp_launcher.safetensors")) {
-    REQUIRE_FALSE(ranks.started[0]->child().poll());
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  const std::string snapshot = ranks.folder.path() + "/04_ddp_launcher.safetensors";
+  REQUIRE(wait_until(60, [&] { return std::filesystem::exists(snapshot); }));
   ranks.started[0]->child().signal(SIGSTOP);
   const RunResult result = ranks.started[1]->wait();  // it may not wait for the store
   INFO(result.err);
@@ -469,9 +462,7 @@ TEST_CASE("a late rank is named, with the collective and the line that called it
     if (!is_late || contains(one.says, " of ")) {  // late within the call
       one.call(group);
     }
-    for (int look = 0; is_late && failed < 2 && look < 300; ++look) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    wait_until(30, [&] { return !is_late || failed >= 2; });
     throw std::runtime_error("comes too late");
   };
   meet_at_once(cases, {"gloo", "shm"}, 6, 3, body, [](const Case& one, const auto& messages) {
@@ -837,9 +828,7 @@ TEST_CASE("a recv over Gloo ends after --timeout", "[timeout]") {
       group.recv(message, 0);  // which never comes
     }
     group.send(message, 1);
-    for (int look = 0; !ended && look < 300; ++look) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    wait_until(30, [&] { return ended.load(); });
   });
   INFO(messages[1]);
   CHECK(messages[1].starts_with("1: it did not end within 4 s: recv of 1 float32, rank 0, called"));

@@ -20,20 +20,24 @@ bool runs(pid_t pid) {
 
 }  // namespace
 
+bool wait_until(double seconds, const std::function<bool()>& holds) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!holds()) {
+    if (seconds_since(start) > seconds) {
+      return false;
+    }
+    usleep(10'000);
+  }
+  return true;
+}
+
 Program::Program(const std::vector<std::string>& argv, const RunOptions& options)
     : CapturedChild(argv,
                     {.environment = environment_with(options.environment), .cwd = options.cwd}),
       timeout_seconds_(options.timeout_seconds) {}
 
 bool Program::wait_for_output(const std::string& text) const {
-  const auto start = std::chrono::steady_clock::now();
-  while (out().find(text) == std::string::npos) {
-    if (seconds_since(start) > timeout_seconds_) {
-      return false;
-    }
-    usleep(10'000);
-  }
-  return true;
+  return wait_until(timeout_seconds_, [&] { return contains(out(), text); });
 }
 
 std::vector<std::string> words(const std::string& line) {
@@ -77,14 +81,7 @@ std::vector<pid_t> children_of(pid_t parent) {
 }
 
 bool all_gone_within(const std::vector<pid_t>& pids, double seconds) {
-  const auto start = std::chrono::steady_clock::now();
-  while (std::ranges::any_of(pids, runs)) {
-    if (seconds_since(start) > seconds) {
-      return false;
-    }
-    usleep(10'000);
-  }
-  return true;
+  return wait_until(seconds, [&] { return std::ranges::none_of(pids, runs); });
 }
 
 }  // namespace ddp::test

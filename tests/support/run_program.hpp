@@ -21,6 +21,9 @@ struct RunOptions {
 inline const Changes kOpenMpiAsRoot = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
 
+/// Looks a hundred times a second. @return false if `holds()` is not true within the time
+bool wait_until(double seconds, const std::function<bool()>& holds);
+
 /// Running program in a process group of its own. The destructor kills the group.
 class Program : public CapturedChild {
  public:
