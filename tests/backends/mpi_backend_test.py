@@ -14,15 +14,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from support.scratch import Scratch  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
-RANKS = BUILD / "tests/mpi_ranks"
+TEST = BUILD / "tests/shm_backend_test"
 
 
 class MpiBackend(Scratch):
     def run_here(self, *command, **variables):
         return super().run_here(*command, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", TMPDIR=str(self.folder), **variables)
 
-    def mpirun(self, ranks, *program):
-        return self.run_here("mpirun", "--oversubscribe", "-np", ranks, *program)
+    def mpirun(self, ranks, *program, **variables):
+        return self.run_here("mpirun", "--oversubscribe", "-np", ranks, *program, **variables)
 
     def test_which_launches_are_an_mpi_world(self):
         one_of_two = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
@@ -32,21 +32,22 @@ class MpiBackend(Scratch):
                 ("torchrun", 0, 3, {}, "mpirun -n 3 build/bin/04_ddp_launcher"), ("srun", 1, 2, {"PMIX_RANK": "0"}, "srun started the 2 ranks"),
                 ("spawn", 1, 2, {"OMPI_COMM_WORLD_SIZE": "1"}, "spawn started")):
             with self.subTest(launcher=launcher, variables=variables):
-                done = self.run_here(RANKS, "launch", launcher, rank, ranks, **variables)
-                self.assertEqual(done.returncode, 1 if refusal else 0, done.stderr)
-                self.assertIn(refusal, done.stderr)
+                done = self.run_here(TEST, "[mpi_launch]", LAUNCHER=launcher, LAUNCH_RANK=str(rank), LAUNCH_RANKS=str(ranks), **variables)
+                said = re.search("^refusal: (.*)", done.stdout, re.MULTILINE)[1]
+                self.assertIn(refusal, said)
+                self.assertEqual(said == "", refusal == "", said)
 
     def test_every_collective_of_every_type_is_right_at_every_world_size(self):
         for ranks in 1, 2, 3:
-            done = self.mpirun(ranks, RANKS, "collectives")
+            done = self.mpirun(ranks, TEST, "[mpi]", WHAT="collectives")
             self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-            self.assertGreaterEqual(int(re.match(r"(\d+) results are right", done.stdout)[1]), 150 * ranks)
+            self.assertGreaterEqual(int(re.search(r"^(\d+) results are right", done.stdout, re.MULTILINE)[1]), 150 * ranks)
 
     def test_a_rank_that_is_killed_or_leaves_ends_the_others(self):
-        for what, said in ("die", "signal 9"), ("leave", "mpi_ranks: error: had enough"):
-            done = self.mpirun(3, RANKS, what)
+        for what, said in ("die", "signal 9"), ("leave", 'REQUIRE( what != "leave" )'):
+            done = self.mpirun(3, TEST, "[mpi]", WHAT=what)
             self.assertNotEqual(done.returncode, 0)
-            self.assertIn(said, done.stderr)
+            self.assertIn(said, done.stdout + done.stderr)
 
     def test_two_ranks_of_a_stage_train_to_the_bits_of_shm_in_every_run(self):
         digests = set()

@@ -1,6 +1,8 @@
-// The shared-memory backend through c10d and the stages.
+// The shared-memory backend through c10d and the stages, and the ranks of mpi_backend_test.py.
 #include <sys/resource.h>
 
+#include <csignal>
+#include <iostream>
 #include <regex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -186,4 +188,37 @@ TEST_CASE("a host of another name: shm is refused by both ranks, auto uses Gloo"
     }
     CHECK(backend_used(ranks) == (backend == "shm" ? "none" : "gloo"));
   }
+}
+
+TEST_CASE("a rank under mpirun, for mpi_backend_test.py", "[.][mpi]") {
+  at::set_num_threads(1);
+  const std::string what = std::getenv("WHAT");
+  const int world_size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
+  const auto backend =
+      ddp::make_backend("mpi", c10::make_intrusive<c10d::HashStore>(),
+                        {std::atoi(std::getenv("OMPI_COMM_WORLD_RANK")), world_size, torch::kCPU,
+                         std::chrono::seconds(30), "127.0.0.1"});
+  if (backend->getRank() == world_size - 1) {
+    REQUIRE(what != "leave");
+    if (what == "die") {
+      raise(SIGKILL);
+    }
+  }
+  const int results = what == "collectives" ? check_collectives(*backend) : 0;
+  std::vector<torch::Tensor> sum{torch::tensor({results})};
+  backend->allreduce(sum)->wait();
+  if (backend->getRank() == 0) {
+    std::cout << sum[0].item<int>() << " results are right\n";
+  }
+  backend->shutdown();
+  SUCCEED();
+}
+
+TEST_CASE("a launch that may be an MPI world, for mpi_backend_test.py", "[.][mpi_launch]") {
+  ddp::LaunchEnvironment launch;
+  launch.launcher = std::getenv("LAUNCHER");
+  launch.rank = std::atoi(std::getenv("LAUNCH_RANK"));
+  launch.world_size = std::atoi(std::getenv("LAUNCH_RANKS"));
+  std::cout << "refusal: " << message_of([&] { ddp::check_launch("mpi", launch); }) << "\n";
+  SUCCEED();
 }
