@@ -37,13 +37,13 @@ class Fakes(Scratch):
         for folder in (self.bin, self.path, self.tmp, self.peers):
             folder.mkdir(parents=True)
         self.script("tools/compile_step", 'for last; do :; done; echo "compile_step $*" >>bin/CALLS; : >"$last"; : >"${last%.pt2}.safetensors"')
-        for name in [*STAGES, "bench_micro"]:
-            self.install(self.bin / name)
+        self.install(self.bin, *STAGES, "bench_micro")
         (self.path / "python3").symlink_to(sys.executable)
         self.environment = {"PATH": str(self.path), "TMPDIR": str(self.tmp), "RANK": "7", "WORLD_SIZE": "9"}
 
-    def install(self, path):
-        self.script(path, FAKE.read_text())
+    def install(self, folder, *names):
+        for name in names:
+            self.script(folder / name, FAKE.read_text())
 
     def behave(self, name, python):
         (self.bin / f"{name}.behaviour").write_text(python)
@@ -171,8 +171,7 @@ class Measuring(Fakes):
         self.assertAlmostEqual(speedup, 1 / 1.25, places=3)
 
     def test_launchers(self):
-        self.install(self.path / "torchrun")
-        self.install(self.path / "mpirun")
+        self.install(self.path, "torchrun", "mpirun")
         scaling = self.measure(*SMALL[:4], "--stages", "04,05", "--repetitions", "1", "--steps", "20")
         for stage in ("04_ddp_launcher", "05_multinode"):
             for launcher in ("torchrun", "mpirun"):
@@ -189,7 +188,7 @@ class Measuring(Fakes):
         self.assertIn("Open MPI", self.refused("--launchers", "mpirun", "--dry-run"))
 
     def test_several_nodes(self):
-        self.install(self.path / "srun")
+        self.install(self.path, "srun")
         self.assertIn("no allocation", self.refused("--launchers", "srun"))
         self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2", "SLURMD_NODENAME": "n1", "SLURM_CPUS_PER_TASK": "3"}
         self.behave("05_multinode", f"os.environ['TMPDIR'] == {str(self.tmp)!r} or sys.exit(3)")  # a folder of every node
@@ -224,9 +223,7 @@ class Measuring(Fakes):
         self.assertNotIn("compiled", [run["variant"] for run in scaling["runs"]])
 
     def test_peers(self):
-        self.install(self.peers / "install.sh")
-        for name in ("pytorch", "jax", "accelerate", "tensorflow"):
-            self.install(self.peers / f"{name}.py")
+        self.install(self.peers, "install.sh", "pytorch.py", "jax.py", "accelerate.py", "tensorflow.py")
         (self.peers / "jax.py.behaviour").write_text("moved = moved if '--nprocs' in arguments else 0.6")
         scaling = self.measure(*SMALL[:4], "--steps", "20", "--stages", "01", "--repetitions", "1", "--peers",
                                "pytorch,accelerate,tensorflow,jax", code=1)
@@ -336,8 +333,7 @@ class Programs(Fakes):
         self.assertEqual(subprocess.run(["pgrep", "-f", "hang.py$"], capture_output=True).stdout, b"")
 
     def test_its_launchers_and_what_is_printed_before(self):
-        for name in "torchrun", "mpirun":
-            self.install(self.path / name)
+        self.install(self.path, "torchrun", "mpirun")
         self.environment["OMP_NUM_THREADS"] = "3"
         plan = self.run_bench("--program", "python3 train.py --ranks {ranks}", "--world-sizes", "1,2", "--dry-run").stdout
         rows = [line.split()[1:6] for line in plan.splitlines() if line.startswith("program ")]
@@ -345,7 +341,7 @@ class Programs(Fakes):
         self.assertRegex(plan, r"P1/weak/train.py/mpirun/threads:3/ranks:2: DDP_METRICS=FOLDER/metrics.jsonl .* --bind-to none .* -np 2 /bin/sh -c "
                                r"'export RANK=\$OMPI_COMM_WORLD_RANK LOCAL_RANK=\$OMPI_COMM_WORLD_LOCAL_RANK; .*; python3 train.py --ranks 2'")
         self.assertIn("01_single_gpu", self.run_bench("--program", "true", "--models", "T", "--dry-run").stdout)  # beside the stages
-        self.install(self.path / "srun")
+        self.install(self.path, "srun")
         self.environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
         plan = self.run_bench("--program", "true", "--launchers", "srun", "--world-sizes", "2", "--dry-run").stdout
         self.assertRegex(plan, rf"--ntasks=2 .* --chdir={self.folder} .*export RANK=\$SLURM_PROCID LOCAL_RANK=\$SLURM_LOCALID; ")
@@ -510,8 +506,7 @@ class Failing(Fakes):
 
 class Options(Fakes):
     def test_dry_run_prints_the_plan(self):
-        self.install(self.path / "torchrun")
-        self.install(self.path / "mpirun")
+        self.install(self.path, "torchrun", "mpirun")
         lines = self.run_bench("--dry-run", "--world-sizes", "2,1,2").stdout.splitlines()
         self.assertEqual(self.calls(), [])
         table = lines[1:lines.index("")]
@@ -544,8 +539,7 @@ class Options(Fakes):
             self.assertRegex("\n".join(lines), rf"M/weak/{name}: bin/\w+ (\d+) \1 --global-batch 128 --layers 784,512,512,10 .* {options}")
 
     def test_what_the_options_leave_in_the_plan(self):
-        self.install(self.path / "torchrun")
-        self.install(self.path / "mpirun")
+        self.install(self.path, "torchrun", "mpirun")
         for arguments, counts in [  # how many lines of the plan match a pattern
                 ("--models T --world-sizes 2,4 --scaling weak,strong", {"no comm ": 6, "control .* 2 .* strong": 0, "control .* 4 .* strong": 1}),
                 ("--models T --world-sizes 2 --stages 02,03,03_ddp_spawn_fused", {"stage ": 7, "no comm ": 2, "no comm .*(by_hand|mirrored)": 0}),
