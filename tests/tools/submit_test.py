@@ -24,18 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from clusters.stages import wait_until  # noqa: E402
 from support.scratch import ROOT, Scratch  # noqa: E402
 
-TUTORIAL = """\
-script_path: /path/to/your/script/multi-GPU-training-torch.py
-out_dir: /your/output/dir/multi-GPU-output
-local:
-  device: cuda
-  condor:
-    # bid: 100 # specific to certain clusters
-    num_cpus: 8
-    memory_cpus: 256000
-    num_gpus: 2
-    memory_gpus: 60000
-"""
+TUTORIAL = (ROOT / "tests/tools/tutorial.yaml").read_text()
 sys.dont_write_bytecode = True  # beside the package
 sys.path.insert(0, str(ROOT / "tools"))
 from ddp_submit import cli, condor, jobs, settings  # noqa: E402
