@@ -3,9 +3,9 @@
 #   CMAKE_PREFIX_PATH (as well)       folders as LIBTORCH, as Python's torch.utils.cmake_prefix_path, or with Python's site-packages
 #   Torch_DIR                         LibTorch's CMake package
 # The default is the wheel in .venv, else the system.
-# Defines LibTorch_VERSION, LibTorch_LIB_DIR, LibTorch_CUDA_VERSION_MAJOR (0 without CUDA) and the target LibTorch::cpu. LibTorch::cuda is defined too if
-# libtorch_cuda.so and the headers of CUDA and NCCL are found, in the toolkit or in the NVIDIA wheels next to torch. nvcc is never needed:
-# the suite has no kernels of its own. LibTorch_FMT_INCLUDE_DIR is empty if LibTorch does not ship fmt.
+# Defines LibTorch_VERSION, LibTorch_LIB_DIR and the target LibTorch::cpu. LibTorch::cuda is defined too if libtorch_cuda.so and the headers of
+# CUDA and NCCL are found, in the toolkit or in the NVIDIA wheels next to torch. nvcc is never needed: the suite has no kernels of its own.
+# LibTorch_FMT_INCLUDE_DIR is empty if LibTorch does not ship fmt.
 
 if(NOT LIBTORCH AND DEFINED ENV{LIBTORCH})
   set(LIBTORCH "$ENV{LIBTORCH}")
@@ -71,32 +71,17 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::cpu)
   find_library(LibTorch_C10_CUDA_LIBRARY c10_cuda HINTS "${LibTorch_LIB_DIR}" NO_DEFAULT_PATH NO_CACHE)
   file(GLOB _nvidia_wheels "${LibTorch_LIB_DIR}/../../nvidia/*/include")
   # The runtime's headers include headers of two other packages, the compiler's and CCCL's.
-  set(_parts CUDA CUDA_CRT CUDA_CCCL NCCL)
-  set(_headers cuda_runtime_api.h crt/host_config.h nv/target nccl.h)
-  foreach(_part _header IN ZIP_LISTS _parts _headers)
-    find_path(LibTorch_${_part}_INCLUDE_DIR ${_header}
-              HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include include/cccl PATHS /usr/local/cuda NO_CACHE)
-    list(APPEND _cuda_include_dirs "${LibTorch_${_part}_INCLUDE_DIR}")
-    if(NOT LibTorch_${_part}_INCLUDE_DIR)
+  foreach(_header IN ITEMS cuda_runtime_api.h crt/host_config.h nv/target nccl.h)
+    unset(_folder)
+    find_path(_folder ${_header} HINTS ${_nvidia_wheels} ENV CUDA_HOME PATH_SUFFIXES include include/cccl PATHS /usr/local/cuda NO_CACHE)
+    list(APPEND _cuda_include_dirs "${_folder}")
+    if(NOT _folder)
       message(STATUS "CUDA headers: no ${_header} beside LibTorch or in the toolkit")
       set(_cuda_headers_missing TRUE)
     endif()
   endforeach()
 
-  set(LibTorch_CUDA_VERSION_MAJOR 0)
   if(LibTorch_CUDA_LIBRARY AND LibTorch_C10_CUDA_LIBRARY AND NOT _cuda_headers_missing)
-    # Wheels and archives of LibTorch say their CUDA version. The headers of a toolkit may have another version.
-    file(STRINGS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h" _cuda REGEX "define CUDART_VERSION +[0-9]+")
-    string(REGEX MATCH "[0-9]+$" _cuda "${_cuda}")
-    math(EXPR LibTorch_CUDA_VERSION_MAJOR "${_cuda} / 1000")
-    if(EXISTS "${LibTorch_INCLUDE_DIR}/../version.py")
-      file(STRINGS "${LibTorch_INCLUDE_DIR}/../version.py" _cuda REGEX "^cuda.*'[0-9]+\\.")
-    elseif(EXISTS "${LibTorch_INCLUDE_DIR}/../build-version")
-      file(STRINGS "${LibTorch_INCLUDE_DIR}/../build-version" _cuda REGEX "\\+cu[0-9][0-9]")
-    endif()
-    if("${_cuda}" MATCHES "'([0-9]+)\\.|\\+cu([0-9][0-9])")
-      set(LibTorch_CUDA_VERSION_MAJOR ${CMAKE_MATCH_1}${CMAKE_MATCH_2})
-    endif()
     add_library(LibTorch::cuda INTERFACE IMPORTED)
     target_include_directories(LibTorch::cuda SYSTEM INTERFACE ${_cuda_include_dirs})
     target_compile_definitions(LibTorch::cuda INTERFACE USE_C10D_NCCL)

@@ -145,7 +145,7 @@ template <typename Function>
 Function driver_function(const char* name) {
   // Never closed, because the driver has threads and exit handlers of its own.
   static void* const library =
-      DDP_CUDA_VERSION_MAJOR == 0 ? nullptr : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+      DDP_HAS_CUDA ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) : nullptr;
   return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }
 
@@ -184,9 +184,8 @@ std::string cuda_device_uuid(int index) {
 }
 
 std::string why_no_cuda_device() {
-  return DDP_CUDA_VERSION_MAJOR == 0
-             ? "this build has no CUDA support, expected one configured with DDP_CUDA=ON"
-             : "found no CUDA device, expected at least one";
+  return DDP_HAS_CUDA ? "found no CUDA device, expected at least one"
+                      : "this build has no CUDA support, expected one configured with DDP_CUDA=ON";
 }
 
 }  // namespace ddp
