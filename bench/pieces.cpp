@@ -35,14 +35,12 @@ Words pieces_command(const PlannedRun& planned, const Plan& plan) {
   return argv;
 }
 
-/// Commands in the order of the plan, with the names of their runs.
-std::vector<std::pair<Words, Words>> runs_by_command(const Plan& plan) {
-  std::vector<std::pair<Words, Words>> all;
+/// Names of the runs of each command.
+std::map<Words, Words> runs_by_command(const Plan& plan) {
+  std::map<Words, Words> all;
   for (const PlannedRun& planned : plan.runs) {
     if (const Words command = pieces_command(planned, plan); !command.empty()) {
-      const auto known = std::ranges::find(all, command, &std::pair<Words, Words>::first);
-      auto& [its_command, names] = known == all.end() ? all.emplace_back(command, Words()) : *known;
-      names.push_back(planned.run.name);
+      all[command].push_back(planned.run.name);
     }
   }
   return all;

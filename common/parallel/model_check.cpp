@@ -110,15 +110,14 @@ void expect_same_weights(const torch::nn::Module& module, const CallSite& site) 
   if (!process_group.all_reduces()) {
     return;
   }
-  const auto half_of = [hash = parameter_hash(module)](size_t begin) {
-    return static_cast<int64_t>(std::stoull(hash.substr(begin, 16), nullptr, 16));
-  };
-  const torch::Tensor own = torch::tensor({half_of(0), half_of(16)}, torch::kInt64);
+  std::string hash = parameter_hash(module);
+  const torch::Tensor own =
+      torch::from_blob(hash.data(), {static_cast<int64_t>(hash.size())}, torch::kUInt8);
   const torch::Tensor of_ranks =
       process_group.all_gather(own.to(process_group.device()), site.in("expect_same_weights"))
           .to(torch::kCPU);
   const auto digest = [&of_ranks](int rank) {
-    return fmt::format("{:016x}", static_cast<uint64_t>(of_ranks[rank][0].item<int64_t>()));
+    return std::string(static_cast<const char*>(of_ranks[rank].const_data_ptr()), 16);
   };
   std::string others;
   for (int rank = 1; rank < process_group.world_size(); ++rank) {

@@ -11,8 +11,6 @@
 #include <cstring>
 #include <sstream>
 
-#include "common/base/files.hpp"
-
 namespace ddp::shm {
 namespace {
 
@@ -39,9 +37,6 @@ Segment::~Segment() {
   if (base_ != nullptr) {
     munmap(base_, total_bytes_);
   }
-  if (fd_ >= 0) {
-    close(fd_);
-  }
 }
 
 std::vector<std::byte*> Segment::parts() const {
@@ -54,7 +49,7 @@ std::vector<std::byte*> Segment::parts() const {
 
 bool Segment::is_held_by(int rank) const {
   struct flock lock = lock_of_byte(rank);
-  return fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  return fcntl(file_.get(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 std::string Segment::make_memory() {
@@ -64,15 +59,15 @@ std::string Segment::make_memory() {
     return fmt::format("!cannot make {} MiB of shared memory: ulimit -f allows files of {} MiB",
                        total_bytes_ >> 20, limit.rlim_cur >> 20);
   }
-  fd_ = memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  file_.reset(memfd_create("ddp-cpp", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   struct stat status {};
-  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(total_bytes_)) != 0 ||
-      fstat(fd_, &status) != 0) {
+  if (!file_.is_open() || ftruncate(file_.get(), static_cast<off_t>(total_bytes_)) != 0 ||
+      fstat(file_.get(), &status) != 0) {
     return "!cannot make shared memory" + because(errno);
   }
   // Sealed, because if another process shortened the file, this process would get SIGBUS.
-  fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-  return fmt::format("{} {} {} {}", getpid(), fd_, status.st_dev, status.st_ino);
+  fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  return fmt::format("{} {} {} {}", getpid(), file_.get(), status.st_dev, status.st_ino);
 }
 
 std::string Segment::open_memory(const std::string& offer) {
@@ -83,29 +78,30 @@ std::string Segment::open_memory(const std::string& offer) {
   ino_t inode = 0;
   fields >> pid >> fd >> device >> inode;
   const std::string path = fmt::format("/proc/{}/fd/{}", pid, fd);
-  fd_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  file_.reset(open(path.c_str(), O_RDWR | O_CLOEXEC));
   struct stat status {};
-  if (fd_ < 0) {
+  if (!file_.is_open()) {
     return fmt::format("cannot open {}{}", path, because(errno));
   }
-  if (fstat(fd_, &status) != 0 || status.st_dev != device || status.st_ino != inode) {
+  if (fstat(file_.get(), &status) != 0 || status.st_dev != device || status.st_ino != inode) {
     return path + " is not rank 0's memory: the processes see different process numbers";
   }
   return "";
 }
 
 std::string Segment::map_and_reserve(int rank) {
-  void* const mapped = mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  void* const mapped =
+      mmap(nullptr, total_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (mapped == MAP_FAILED) {
     return "cannot map shared memory" + because(errno);
   }
   base_ = static_cast<std::byte*>(mapped);
   const auto size = static_cast<off_t>(stride_bytes_);
-  if (uninterrupted([&] { return fallocate(fd_, 0, size * rank, size); }) != 0) {
+  if (uninterrupted([&] { return fallocate(file_.get(), 0, size * rank, size); }) != 0) {
     return fmt::format("cannot reserve {} bytes of shared memory{}", size, because(errno));
   }
   struct flock lock = lock_of_byte(rank);
-  if (fcntl(fd_, F_OFD_SETLK, &lock) != 0) {
+  if (fcntl(file_.get(), F_OFD_SETLK, &lock) != 0) {
     return "cannot lock its part of the shared memory" + because(errno);
   }
   return "";

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/files.hpp"
+
 namespace ddp::shm {
 
 /// Collective: exchanges texts of ranks that share no memory yet. Returns all texts, by rank.
@@ -54,7 +56,7 @@ class Segment {
   size_t stride_bytes_;
   size_t total_bytes_;
   int world_size_;
-  int fd_ = -1;
+  FileDescriptor file_;
   std::byte* base_ = nullptr;
 };
 
