@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cstdint>
 #include <limits>
@@ -43,40 +42,14 @@ inline std::string shorten(std::string_view text) {
   return std::string(text.substr(0, kLongest)) + (text.size() > kLongest ? "..." : "");
 }
 
-/// Length of the character at the beginning of `text`; 0 if it is a control character or no UTF-8.
-inline size_t printable_bytes(std::string_view text) {
-  const auto lead = static_cast<unsigned char>(text.front());
-  if (lead < 0x80) {
-    return lead >= 0x20 && lead != 0x7f ? 1 : 0;
-  }
-  const auto length = static_cast<size_t>(std::countl_one(lead));
-  if (length < 2 || length > 4 || text.size() < length) {
-    return 0;
-  }
-  uint32_t code = lead & (0xffU >> length);
-  for (const char next : text.substr(1, length - 1)) {
-    if ((next & 0xc0) != 0x80) {
-      return 0;
-    }
-    code = code << 6 | (static_cast<unsigned char>(next) & 0x3fU);
-  }
-  // By length: the least code that needs so many bytes, without the control characters below 0xa0.
-  constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
-  const bool is_character =
-      code >= kLeast[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
-  return is_character ? length : 0;
-}
-
 /// `text` on one line for a terminal, whatever a file or a library has put into it.
 inline std::string printable(std::string_view text) {
-  std::string line;
-  while (!text.empty()) {
-    const size_t length = printable_bytes(text);
-    if (length == 0) {
-      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+  const std::string quoted = fmt::format("{:?}", text);
+  std::string line = quoted.substr(1, quoted.size() - 2);
+  for (size_t at = 0; (at = line.find('\\', at)) != std::string::npos; ++at) {
+    if (line[at + 1] == '"' || line[at + 1] == '\\') {
+      line.erase(at, 1);  // what a terminal shows as it is
     }
-    line += text.substr(0, length);
-    text.remove_prefix(std::max<size_t>(length, 1));
   }
   return line;
 }

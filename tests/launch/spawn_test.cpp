@@ -95,7 +95,7 @@ TEST_CASE("how one rank ends is how the run ends, and the reason is printed once
   const std::string parent = "spawn_helper: error: rank 1 ";
   for (const Case& failure :
        std::vector<Case>{{"throw", 1, rank + "the message\n"},
-                         {"usage", 2, rank + "got 1\\x0a, expected 2\n"},
+                         {"usage", 2, rank + "got 1\\n, expected 2\n"},
                          {"snapshot", 3, rank + "damaged\n"},
                          {"transient", 75, rank + "gone, expected it there\n"},
                          {"number", 1, rank + "an exception of unknown type\n"},
