@@ -134,7 +134,8 @@ void add_output(OptionGroup group, Settings& settings) {
     settings.json_on_stdout = file == kStandardOutput;
     settings.json_file = settings.json_on_stdout ? "" : parse_path(name, file);
   };
-  group.add("--json,--benchmark-out", {"[FILE]", "", "", store_json, OptionValue::kLastCounts},
+  group.add("--json,--benchmark-out",
+            {"[FILE]", "", "", store_json, OptionValue::kLastCounts, kStandardOutput},
             "write the report as JSON, to standard output without FILE");
   group.add("--html", takes::path(settings.html_file, "FILE").repeatable(),
             "write the report as a page with plots");
@@ -185,18 +186,6 @@ void check_together(const Settings& settings) {
   }
 }
 
-/// Arguments with standard output as the file of a --json without file.
-std::vector<std::string> with_json_file(const Settings& settings) {
-  std::vector<std::string> arguments = settings.arguments;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--json" &&
-        (i + 1 == arguments.size() || arguments[i + 1].starts_with("--"))) {
-      arguments[i] += std::string("=") + kStandardOutput;
-    }
-  }
-  return arguments;
-}
-
 }  // namespace
 
 Settings parse_settings(int argc, const char* const* argv) {
@@ -211,7 +200,7 @@ Settings parse_settings(int argc, const char* const* argv) {
   add_how_it_is_measured(line.group("Measurement"), settings);
   add_output(line.group("Output"), settings);
   add_hidden(line.group(""), settings);
-  line.parse(with_json_file(settings));
+  line.parse(settings.arguments);
   check_together(settings);
   return settings;
 }

@@ -126,6 +126,9 @@ void OptionGroup::add(const std::string& names, const OptionValue& value, const 
   CLI::Option* const option = app_.add_option(names, std::move(store), help);
   const std::string initial = value.initial.empty() ? "" : " (default " + value.initial + ")";
   option->option_text(value.unit + initial)->type_name(value.unit)->group(title_);
+  if (!value.alone.empty()) {
+    option->expected(0, 1)->default_str(value.alone);
+  }
   if (value.times == OptionValue::kLastCounts) {
     option->trigger_on_parse()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   } else if (value.times != OptionValue::kOnce) {

@@ -55,6 +55,7 @@ struct OptionValue {
   std::function<void(const std::string& name, const std::string& text)> store;
   /// kSeveral: values behind one name; kEach: one behind each name.
   enum Times { kOnce, kLastCounts, kSeveral, kEach } times = kOnce;
+  std::string alone = "";  ///< stored for a name without a value; empty: refused
 
   OptionValue& initially(const std::string& shown) { return initial = shown, *this; }
   OptionValue& told(const std::string& present) { return text = present, *this; }
