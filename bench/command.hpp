@@ -33,7 +33,6 @@ std::string step_file(const PlannedRun& planned, const Settings& settings);
 std::vector<std::string> command_line(const PlannedRun& planned, const Plan& plan,
                                       const Length& length, const std::string& folder);
 
-/// Line for a POSIX shell.
 std::string shell_line(const std::vector<std::string>& words);
 
 }  // namespace ddp::bench

@@ -162,7 +162,6 @@ inline bool same_unit(const Run& a, const Run& b) {
   return a.timed == b.timed && a.global_batch.has_value() == b.global_batch.has_value();
 }
 
-/// True for the same model, scaling and device.
 inline bool same_work(const Run& a, const Run& b) {
   return a.model == b.model && a.scaling == b.scaling && a.device == b.device;
 }

@@ -36,7 +36,6 @@ auto make_node() {
   }
 }
 
-/// Backward of gather().
 struct GatherBackward : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     // Moved, so that the replicas' graphs are freed here even if the gathered output is kept.

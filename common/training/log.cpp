@@ -96,7 +96,6 @@ void print_utilisation(const std::vector<RankReport>& ranks, const char* kind, i
   }
 }
 
-/// The last line of a run.
 std::string last_line(const RunSummary& run) {
   std::string line = fmt::format("moved {:#.6g} | loss {:.4f}", run.moved, run.evaluation.loss);
   if (!std::isnan(run.evaluation.accuracy)) {

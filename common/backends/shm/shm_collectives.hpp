@@ -6,7 +6,6 @@
 
 namespace ddp::shm {
 
-/// The ranks are on several hosts.
 struct SeveralHosts : SegmentError {
   using SegmentError::SegmentError;
 };
