@@ -31,8 +31,6 @@ struct Interval {
   double high = 0;
 };
 
-using ddp::median;
-using ddp::percentile;
 Distribution summarize(const std::vector<double>& values);
 
 /// Typical difference of pairs, from a value per block.

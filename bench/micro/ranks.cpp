@@ -4,8 +4,8 @@
 
 #include <deque>
 
-#include "bench/statistics.hpp"
 #include "common/base/patience.hpp"
+#include "common/base/percentile.hpp"
 #include "common/device/device.hpp"
 
 namespace ddp::micro {
@@ -98,7 +98,7 @@ double Ranks::measure(const Piece& piece) const {
   repeat(piece, times / 10);  // caches, pages and frequencies settle
   const std::vector<double> seconds = repeat(piece, times);
   agree_that_right(piece);
-  return largest(bench::median(seconds).value());
+  return largest(median(seconds).value());
 }
 
 }  // namespace ddp::micro

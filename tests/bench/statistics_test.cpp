@@ -8,6 +8,7 @@
 
 namespace {
 
+using namespace ddp;
 using namespace ddp::bench;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
