@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "common/base/process_exit.hpp"
 
 namespace ddp {
 
@@ -47,18 +50,21 @@ class Patience {
 /// call has the real limit.
 inline constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
 
-/// Calls `ask` in a thread, which is left behind after `limit`: a call to a store whose process was
-/// stopped never returns. Time in which this process is stopped does not count.
+/// Calls `ask` in a thread, which is left behind after `limit`, or once it `is_hopeless`: a call to
+/// a store whose process was stopped never returns. Time in which this process is stopped does not
+/// count.
 /// @return the answer, or nothing @throws the exceptions of `ask`
 template <typename Ask>
-auto ask_in_time(Ask ask, std::chrono::milliseconds limit) -> std::optional<decltype(ask())> {
+auto ask_in_time(Ask ask, std::chrono::milliseconds limit,
+                 const std::function<bool()>& is_hopeless = {}) -> std::optional<decltype(ask())> {
   std::packaged_task<decltype(ask())()> task(std::move(ask));
   auto answer = task.get_future();
   std::thread(std::move(task)).detach();
   constexpr std::chrono::milliseconds kLook(250);
   for (Patience patience(limit);
        answer.wait_for(std::min(limit, kLook)) != std::future_status::ready;) {
-    if (patience.is_over()) {
+    if (patience.is_over() || (is_hopeless && is_hopeless())) {
+      skip_destructors_at_exit();
       return std::nullopt;
     }
   }

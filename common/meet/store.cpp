@@ -83,19 +83,27 @@ std::string reason_without_store(const LaunchEnvironment& launch, const std::str
 
 /// Connects in a thread, because TCPStore waits for ever if another program has the port, takes the
 /// connection and never answers.
-/// @throws TransientError without an answer within `timeout`
+/// @throws TransientError without an answer within `timeout`, or once the agent has ended
 Rendezvous connect(const LaunchEnvironment& launch, const std::string& host, int port,
                    std::chrono::milliseconds timeout) {
+  // It serves before it starts ranks. One that is killed takes connections for some milliseconds.
+  const auto agent_has_ended = [&] {
+    return launch.store.kind == Kind::kAgentTcp && try_connect(host, port) == ECONNREFUSED;
+  };
   try {
     const auto connect = [=] {
       return c10::make_intrusive<c10d::TCPStore>(host, tcp_options(port, false, kNoLimit));
     };
-    if (const auto connected = ask_in_time(connect, timeout)) {
+    if (const auto connected = ask_in_time(connect, timeout, agent_has_ended)) {
       return {.store = *connected, .hosts = {host}, .port = port};
     }
-    skip_destructors_at_exit();  // the thread still runs
   } catch (const c10::Error&) {
     // Its error does not say why.
+  }
+  if (agent_has_ended()) {
+    throw TransientError(fmt::format(
+        "nobody serves the store at {}, expected the launcher's agent to, which has ended",
+        endpoint(host, port)));
   }
   throw TransientError(fmt::format(
       "no store at {} within {} s, expected rank 0 (or the launcher's agent) to serve it ({})",
@@ -132,13 +140,6 @@ Rendezvous meet_at_address(const LaunchEnvironment& launch, std::chrono::millise
     require_address_of_this_host(launch, timeout);
     served.hosts = {location.host};
     return served;
-  }
-  if (location.kind == Kind::kAgentTcp &&
-      try_connect(location.host, location.port) == ECONNREFUSED) {
-    // The agent serves before it starts ranks, so it has ended, and waiting would be useless.
-    throw TransientError(fmt::format(
-        "nobody serves the store at {}, expected the launcher's agent to, which has ended",
-        endpoint(location.host, location.port)));
   }
   const bool is_single_node = location.kind == Kind::kTcp && launch.num_nodes == 1;
   return connect(launch, is_single_node ? kLoopback : location.host, location.port, timeout);

@@ -277,7 +277,7 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
   };
   std::vector<RanksByHand> of_cases(cases.size());  // at once, because they wait
   for (size_t i = 0; i < cases.size(); ++i) {
-    if (cases[i].port == Case::kSilent) {
+    if (cases[i].port != Case::kFree) {
       of_cases[i].port.listen();
     }
     for (size_t rank = 0; rank < cases[i].ranks.size(); ++rank) {
@@ -285,6 +285,9 @@ TEST_CASE("how ranks fail to meet: exit code and one line", "[rendezvous][stage]
         of_cases[i].start(static_cast<int>(rank), kStage + cases[i].ranks[rank],
                           cases[i].port == Case::kAgent ? "TORCHELASTIC_USE_AGENT_STORE=True" : "");
       }
+    }
+    if (cases[i].port == Case::kAgent) {
+      of_cases[i].port.end_after_connection();
     }
   }
   for (size_t i = 0; i < cases.size(); ++i) {

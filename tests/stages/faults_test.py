@@ -94,7 +94,7 @@ class Run:
 
     def wait_until(self, condition, what, pause_s=0.05):
         """@param pause_s a look at all processes costs milliseconds"""
-        stages.wait_until(condition, HANG_SECONDS, lambda: f"{what}\n{self.texts()}", pause_s)
+        stages.wait_until(condition, HANG_SECONDS, lambda: f"{what}; {[*self.processes()]} are left\n{self.texts()}", pause_s)
 
     def wait_for_epoch(self, epoch):
         """@return True if it has reached the epoch and trains on"""

@@ -54,6 +54,11 @@ class HeldPort {
   const std::string& number() const { return number_; }
   /// From now on the kernel takes connections that no program accepts.
   void listen() const { ::listen(fd_.get(), SOMAXCONN); }
+  /// Takes a connection, and then refuses all, as a server that is killed.
+  void end_after_connection() const {
+    close(accept(fd_.get(), nullptr, nullptr));
+    shutdown(fd_.get(), SHUT_RDWR);
+  }
 
  private:
   FileDescriptor fd_{socket(AF_INET, SOCK_STREAM, 0)};
