@@ -40,9 +40,11 @@ class DdpCpp(rfm.RunOnlyRegressionTest):
         nodes, per_node = SCALES[self.scale]
         gpus = sum(device.num_devices for device in self.current_partition.select_devices("gpu"))
         processor = self.current_partition.processor
-        units = gpus or processor.num_cores or 0
+        units = gpus or processor.num_cores or processor.num_cpus or 0
         self.skip_if(units < (per_node or 1), f"{self.current_partition.fullname}: got {units} cores or GPUs, expected at least {per_node or 1}")
-        self.skip_if(nodes > 1 and self.is_local(), f"{self.current_partition.fullname}: got no scheduler, expected one for {nodes} nodes")
+        self.spawns = self.current_partition.launcher_type.registered_name == "local"
+        self.skip_if(nodes > 1 and (self.spawns or self.is_local()),
+                     f"{self.current_partition.fullname}: got no scheduler or no launcher, expected both for {nodes} nodes")
         self.num_tasks_per_node = per_node or units
         self.num_tasks = nodes * self.num_tasks_per_node
         self.num_cpus_per_task = (processor.num_cpus or units) // units
@@ -54,14 +56,15 @@ class DdpCpp(rfm.RunOnlyRegressionTest):
     @run_before("run")
     def set_commands(self):
         """One process and all ranks run in turns, so that a slow minute hits both."""
+        self.rates, self.efficiencies = [], []
+
         def words(program, steps, batch_size, metrics, more=""):
             epochs = -(-steps // STEPS_PER_EPOCH)
             return f'"{self.folder}/{program}" {epochs} {epochs} --global-batch {batch_size} --dataset-size {STEPS_PER_EPOCH * batch_size} ' \
                    f"--layers {self.layers} --device {self.device} --quiet --resume never --metrics {metrics}.jsonl {more} {self.arguments}"
 
         all_batches = self.num_tasks * self.batch_size
-        spawns = self.current_partition.launcher_type.registered_name == "local"
-        program, more = ("03_ddp_spawn", f"--nprocs {self.num_tasks}") if spawns else ("05_multinode", "")
+        program, more = ("03_ddp_spawn", f"--nprocs {self.num_tasks}") if self.spawns else ("05_multinode", "")
         self.prerun_cmds = ["set -e", "rm -f *.jsonl finished", words("01_single_gpu", COMPARED_STEPS, all_batches, "reference"),
                             f"for i in {{1..{self.repetitions}}}; do", words("01_single_gpu", self.steps, self.batch_size, "one-$i")]
         self.executable = words(program, self.steps, all_batches, "ranks-$i", more)
@@ -78,7 +81,6 @@ class DdpCpp(rfm.RunOnlyRegressionTest):
         if not pathlib.Path("finished").exists():
             raise SanityError("the job ended early")
         expected, _ = self.read("reference")
-        self.rates, self.efficiencies = [], []
         for i in range(1, self.repetitions + 1):
             losses, summary = self.read(f"ranks-{i}", self.num_tasks)
             for step in range(COMPARED_STEPS):
@@ -90,6 +92,8 @@ class DdpCpp(rfm.RunOnlyRegressionTest):
                 raise SanityError(f"ranks with equal weights: got {ranks}, expected {self.num_tasks}")
             self.rates.append(summary["samples_per_second"])
             self.efficiencies.append(self.rates[-1] / self.num_tasks / self.read(f"one-{i}")[1]["samples_per_second"])
+        if not self.rates:
+            raise SanityError(f"repetitions: got {self.repetitions}, expected at least 1")
         return True
 
     @run_before("performance")

@@ -57,7 +57,8 @@ class Reframe(Scratch):
             "alone": "sanity error: ranks with equal weights: got 1, expected 2", "unchecked": "sanity error: ranks .* got no communication",
             "weights": "sanity error: the job ended early", "slow": "performance error: failed to meet reference.*: samples_per_second=20"}
         found = stages.reframe(self, "2_cores", expected, "-S", f"folder={folder}", "-S", "repetitions=3", "-S", f"references={references}")
-        for fault, reason in expected.items():
+        found |= stages.reframe(self, "2_cores", ("never",), "-S", f"folder={folder}", "-S", "repetitions=0")
+        for fault, reason in (expected | {"never": "sanity error: repetitions: got 0"}).items():
             self.assertRegex(str(found[fault]["fail_reason"]), reason, fault)
             phase = None if fault == "none" else "performance" if fault == "slow" else "sanity"
             self.assertEqual(found[fault]["fail_phase"], phase, fault)
