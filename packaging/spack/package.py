@@ -9,7 +9,7 @@ class DdpCpp(CMakePackage):
     """Data-parallel training in C++ on LibTorch, in five stages, tested and measured.
 
     Spack takes the archive from the folder that you are in or from a mirror. A clone makes it:
-    git archive --prefix=ddp_cpp-0.2.0/ --output=ddp_cpp-0.2.0.tar.gz v0.2.0"""
+    git archive --prefix=ddp_cpp-0.2.0/ --output=ddp_cpp-0.2.0.tar.gz HEAD"""
 
     url = f"file://{os.getcwd()}/ddp_cpp-0.2.0.tar.gz"
     manual_download = True
