@@ -18,6 +18,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUTER = f"""project(outer LANGUAGES C CXX)
+find_package(CLI11 REQUIRED)
+set(CMAKE_DISABLE_FIND_PACKAGE_CLI11 ON)
 add_subdirectory("{ROOT}" ddp_cpp)
 add_executable(your_model "${{OBJECT}}" include.cpp)
 target_link_libraries(your_model PRIVATE ddp_cpp::parallel ddp_cpp::compiled)
@@ -57,7 +59,7 @@ class Installation(unittest.TestCase):
         # The machines that run programs have CUDA's libraries, which LibTorch's own needs.
         cls.run_time = {"LD_LIBRARY_PATH": ":".join(map(str, libtorch.resolve().parent.glob("nvidia/*/lib")))}
         cls.configure("outer", "build", f"-DCMAKE_PREFIX_PATH={config.parents[1]}", "-DCMAKE_CXX_FLAGS=-O0",
-                      f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", "-DCMAKE_INSTALL_LIBDIR=lib",
+                      f"-DCMAKE_INSTALL_PREFIX={cls.prefix}", f"-DCMAKE_INSTALL_LIBDIR={cls.prefix}/lib",
                       "-DBUILD_SHARED_LIBS=ON", "-DDDP_INSTALL=ON", "-DDDP_MPI=OFF", "-DDDP_CUDA=OFF")
         run(cls.cmake, "--build", cls.folder / "build")
         run(cls.cmake, "--install", cls.folder / "build")
@@ -92,6 +94,7 @@ class Installation(unittest.TestCase):
                 self.assertEqual("[libddp_cpp.so.0]" in dynamic, "static" not in name)
                 self.assertRegex(run("nm", program), "B ddp_mask_at_start")
         self.assertIn(str(self.prefix / "lib/libddp_cpp.so.0"), run("ldd", programs["find_package"], **self.run_time))
+        self.assertIn("\nlibdir=${prefix}/lib\n", (self.prefix / "lib/pkgconfig/ddp_cpp.pc").read_text())
         self.assertIn("[$ORIGIN/../lib:", run("readelf", "-d", self.static / "prefix/bin/01_single_gpu"))
 
     def test_the_shared_library_has_only_its_own_symbols(self):
@@ -130,13 +133,16 @@ class Installation(unittest.TestCase):
                 "-o", self.folder / "arm64.o")
 
     def test_in_another_project_warnings_tests_and_installation_are_off(self):
-        self.configure("outer", "defaults", f"-DCMAKE_PREFIX_PATH={self.torch}", "-DDDP_PYTHON=OFF", CI="true")
+        xxhash = self.write("xx/include/xxhash.h", "")
+        self.configure("outer", "defaults", f"-DCMAKE_PREFIX_PATH={self.torch};{xxhash.parents[1]}", "-DDDP_PYTHON=OFF", CI="true")
         commands = json.loads((self.folder / "defaults/compile_commands.json").read_text())
         self.assertEqual([command["file"] for command in commands if re.search(r"-W(all|error)\b|/0\d_", command["command"])], [])
         self.assertFalse((self.folder / "defaults/ddp_cpp/tests").exists())
         self.assertNotIn("file(INSTALL", "".join(path.read_text() for path in (self.folder / "defaults").rglob("cmake_install.cmake")))
-        with self.assertRaisesRegex(AssertionError, "got \"/none\""):
-            self.configure("outer", "defaults", "-DLIBTORCH=/none")
+        self.assertIn(f"-isystem {xxhash.parent}", "".join(command["command"] for command in commands))
+        for option, message in ("LIBTORCH=/none", 'got "/none"'), ("DDP_MPI=off", "DDP_MPI: got off, expected AUTO, ON or OFF"):
+            with self.assertRaisesRegex(AssertionError, message):
+                self.configure("outer", "defaults", f"-D{option}")
 
 
 if __name__ == "__main__":
