@@ -145,9 +145,10 @@ void Barrier::wait_slowly(int peer) {
     patience_.emplace(timeout_);
   }
   while (!has_arrived(peer)) {
-    throw_if_failed();
     sleep_until_arrival(peer);
-    check_peers();
+    if (!has_arrived(peer)) {  // else it may have failed in its next call
+      check_peers();
+    }
   }
 }
 
