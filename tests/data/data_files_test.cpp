@@ -107,7 +107,12 @@ TEST_CASE("classes or values, pixels or floats, with a test part or without", "[
   CHECK(given.train.size() == 11);
   CHECK(torch::equal(given.train.read().input, pixels.to(torch::kFloat32) / 255));
   CHECK(torch::equal(given.test.read().target, values.slice(0, 0, 2).view({2, 1})));
-  CHECK(torch::equal(given.train.read().target, values.view({11, 1})));
+  ddp::RandomSampler sampler(11, /*seed=*/3);
+  ddp::DataLoader loader(given.train, sampler, 11);
+  const ddp::Batch& batch = *loader.begin();
+  const torch::Tensor shuffled = ddp::shuffled_indices(11, /*seed=*/3, /*epoch=*/0);
+  CHECK(torch::equal(batch.input, (pixels.to(torch::kFloat32) / 255).index_select(0, shuffled)));
+  CHECK(torch::equal(batch.target, values.view({11, 1}).index_select(0, shuffled)));
 }
 
 TEST_CASE("a file that others wrote: any order and alignment, nothing that is wrong", "[tensors]") {
