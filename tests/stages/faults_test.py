@@ -94,7 +94,7 @@ class Run:
 
     def wait_until(self, condition, what, pause_s=0.05):
         """@param pause_s a look at all processes costs milliseconds"""
-        stages.wait_until(condition, HANG_SECONDS, lambda: f"{what}; {[*self.processes()]} are left\n{self.texts()}", pause_s)
+        stages.wait_until(condition, HANG_SECONDS, lambda: f"{what}, of {[one[0] for one in self.processes().values()]}\n{self.texts()}", pause_s)
 
     def wait_for_epoch(self, epoch):
         """@return True if it has reached the epoch and trains on"""
@@ -105,7 +105,7 @@ class Run:
     def wait(self):
         """Waits until no process is left. @return the exit code"""
         self.wait_until(lambda: self.launcher.poll() is not None, "the launcher's end")
-        self.wait_until(lambda: not self.processes(), f"the end of {self.processes()}")
+        self.wait_until(lambda: not self.processes(), "its processes' end")
         return self.launcher.returncode
 
     def texts(self):
